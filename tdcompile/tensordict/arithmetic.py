@@ -1,0 +1,730 @@
+"""Arithmetic on tensordicts: every method and operator of the leaf-wise table, made from it.
+
+Key names: :class:`ArithmeticMixin`, :func:`combine` (one operation over operands of any kind),
+:func:`combine_inplace`.
+
+Symbols: ``*B`` batch dimensions, ``*F`` trailing dimensions of a leaf ``(*B, *F)``.
+
+Invariants: results keep the keys and their order, device and names of the first tensordict among
+the operands; a nested tensordict is treated as if the operation were called on it; non-tensor
+entries pass through as the same object. An in-place form checks every leaf before it writes one,
+and writes leaf after leaf, so that an operand may share storage with an output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tdcompile.errors import KeyPathError, TensorDictShapeError
+from tdcompile.tensordict.leafwise import (
+    LEAFWISE_BY_NAME,
+    LEAFWISE_OPS,
+    LeafwiseOp,
+    align_leaves,
+    align_operand,
+    broadcast_batch_size,
+)
+
+_Path = tuple[str, ...]
+
+
+class ArithmeticMixin:
+    """Leaf-wise methods (``add``, ``exp``, ``clamp_`` ...) and operators (``+``, ``==`` ...).
+
+    A number or a 0-d tensor meets each leaf as it is; a tensor ``(*O,)`` broadcasts against the
+    batch dimensions; another tensordict gives the leaf under the same key. The result has the
+    broadcast of the batch sizes, and our device and names.
+
+    ``==`` gives a tensordict of booleans, so tensordicts cannot be hashed.
+
+    Example:
+        >>> td = TensorDict({"a": torch.ones(3, 4)}, [3])
+        >>> (td * torch.arange(3))["a"][:, 0]
+        tensor([0., 1., 2.])
+    """
+
+    __slots__ = ()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def is_operand(value: Any) -> bool:
+    """Tell whether `value` may stand in arithmetic with a tensordict."""
+    # numpy's scalars are numbers to torch, too; strings, lists and None have no __float__.
+    return isinstance(value, (Tensor, ArithmeticMixin, int, float, complex)) or hasattr(
+        value, "__float__"
+    )
+
+
+def combine(
+    function: Callable[..., Any],
+    operands: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    on_non_tensor: Callable[[Any, tuple[Any, ...], torch.Size], Any] | None = None,
+    path: _Path = (),
+) -> Any:
+    """Call `function` once for each leaf, on the operands aligned to one another.
+
+    Args:
+        function: gets one leaf (or number) for each operand, and `kwargs`.
+        operands: tensordicts, tensors, numbers, None; at least one tensordict. The first one
+            gives keys, order, device, names and type of the result.
+        kwargs: passed on to each call.
+        on_non_tensor: gets a non-tensor entry, the entries under its key (or the operands that are
+            no tensordict) and the batch size; without it the entry passes through.
+        path: where the operands lie in the roots, for messages.
+
+    Returns:
+        A new unlocked tensordict with new leaves.
+
+    Raises:
+        KeyPathError: if two tensordicts differ in the keys of their tensors.
+        TensorDictShapeError: if the batch sizes and the operands' shapes do not broadcast.
+    """
+    first = next(value for value in operands if isinstance(value, ArithmeticMixin))
+    td: Any = first
+    batch_size = _result_batch_size(td, operands)
+    batch_dims = len(td._batch_size)
+    same_batch = batch_size == td._batch_size
+    entries: dict[str, Any] = {}
+    for key, value in td._entries.items():
+        if isinstance(value, Tensor):
+            leaves = _aligned_leaves(key, operands, path)
+            entries[key] = function(*leaves, **kwargs)
+        elif isinstance(value, ArithmeticMixin):
+            nested = _nested_operands(key, value, operands, batch_dims, path)
+            entries[key] = combine(function, nested, kwargs, on_non_tensor, (*path, key))
+        elif on_non_tensor is not None:
+            others = tuple(
+                o._entries.get(key) if isinstance(o, ArithmeticMixin) else o  # type: ignore[attr-defined]
+                for o in operands
+            )
+            entries[key] = on_non_tensor(value, others, batch_size)
+        else:
+            entries[key] = value if same_batch else value._with_batch_size(batch_size)
+    for value in operands:
+        if isinstance(value, ArithmeticMixin) and value is not td:
+            check_no_further_keys(td, value, path)
+    names = td._names
+    if names is not None and len(batch_size) > batch_dims:
+        names = (None,) * (len(batch_size) - batch_dims) + names
+    return td._from_entries(entries, batch_size, td._device, names)
+
+
+def _result_batch_size(td: Any, operands: tuple[Any, ...]) -> torch.Size:
+    """Broadcast the batch sizes of tensordicts and the shapes of tensors among `operands`."""
+    own: torch.Size = td._batch_size
+    shapes = [own]
+    for value in operands:
+        shape = None
+        if isinstance(value, ArithmeticMixin):
+            shape = value._batch_size  # type: ignore[attr-defined]
+        elif isinstance(value, Tensor):
+            shape = value.shape
+        if shape is not None and len(shape) > 0 and shape != own:
+            shapes.append(shape)
+    return own if len(shapes) == 1 else broadcast_batch_size(*shapes)
+
+
+def _aligned_leaves(key: str, operands: tuple[Any, ...], path: _Path) -> list[Any]:
+    """Take the leaf `key` out of each tensordict and align all operands to one another."""
+    leaves: list[Any] = []
+    positions: list[int] = []
+    batch_dims: list[int] = []
+    for position, value in enumerate(operands):
+        if isinstance(value, ArithmeticMixin):
+            leaf = value._entries.get(key)  # type: ignore[attr-defined]
+            if not isinstance(leaf, Tensor):
+                raise _key_error(path, key, leaf, "a tensor")
+            leaves.append(leaf)
+            positions.append(position)
+            batch_dims.append(len(value._batch_size))  # type: ignore[attr-defined]
+        else:
+            leaves.append(value)
+    if len(positions) > 1:
+        aligned = align_leaves([leaves[i] for i in positions], batch_dims)
+        for position, leaf in zip(positions, aligned, strict=True):
+            leaves[position] = leaf
+    features = leaves[positions[0]].ndim - batch_dims[0]
+    if features:
+        for position, value in enumerate(operands):
+            if isinstance(value, Tensor) and value.ndim > 0:
+                leaves[position] = align_operand(value, 0, features)
+    return leaves
+
+
+def _nested_operands(
+    key: str, nested: Any, operands: tuple[Any, ...], batch_dims: int, path: _Path
+) -> tuple[Any, ...]:
+    """Operands of the same operation on the nested tensordicts under `key`."""
+    found: list[Any] = []
+    for value in operands:
+        if isinstance(value, ArithmeticMixin):
+            entry = value._entries.get(key)  # type: ignore[attr-defined]
+            if entry is None:
+                # Nothing there is the same as an empty tensordict: only tensors count as keys.
+                entry = nested._from_entries({}, nested._batch_size, nested._device, None)
+            elif not isinstance(entry, ArithmeticMixin):
+                raise _key_error(path, key, entry, "a tensordict")
+            found.append(entry)
+        elif isinstance(value, Tensor):
+            found.append(align_operand(value, batch_dims, len(nested._batch_size)))
+        else:
+            found.append(value)
+    return tuple(found)
+
+
+def check_no_further_keys(td: Any, other: Any, path: _Path) -> None:
+    """Check that `other` has no tensor under a key that `td` lacks.
+
+    Raises:
+        KeyPathError: naming those keys.
+    """
+    known = td._entries
+    further = [key for key in other._entries if key not in known]
+    if further:
+        # Entries that are no tensors are nobody's operands.
+        values = other._entries
+        further = [k for k in further if isinstance(values[k], Tensor) or _has_tensors(values[k])]
+    if further:
+        raise KeyPathError(
+            f"the operands must have the same keys; {_path_text(path)} of the second has the further"
+            f" keys {further}. Select the common keys first, or give default=."
+        )
+
+
+def _has_tensors(value: Any) -> bool:
+    if not isinstance(value, ArithmeticMixin):
+        return False
+    entries = value._entries  # type: ignore[attr-defined]
+    return any(isinstance(v, Tensor) or _has_tensors(v) for v in entries.values())
+
+
+def _path_text(path: _Path) -> str:
+    return "the tensordict" if not path else "td[" + ", ".join(f'"{key}"' for key in path) + "]"
+
+
+def _key_error(path: _Path, key: str, found: Any, expected: str) -> KeyPathError:
+    where = _path_text((*path, key))
+    if found is None:
+        return KeyPathError(
+            f"the operands must have the same keys; {where} is missing from one of them."
+            " Select the common keys first, or give default=."
+        )
+    return KeyPathError(
+        f"{where} must be {expected} in every operand, found {type(found).__name__} in one of them."
+    )
+
+
+# In place
+
+
+def combine_inplace(
+    op: LeafwiseOp, td: Any, operands: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Call the in-place form of `op` on each leaf of `td`; all leaves are checked first.
+
+    Raises:
+        KeyPathError: if a tensordict operand has other keys.
+        TensorDictShapeError: if the result would be larger than `td`.
+        RuntimeError: if a leaf cannot hold the dtype of its result.
+    """
+    assert op.inplace is not None
+    method = getattr(Tensor, op.inplace)
+    if len(operands) == 1:
+        leaves: list[Tensor] = []
+        others: list[Any] = []
+        _collect_inplace_binary(op, td, operands[0], leaves, others, ())
+        for leaf, other in zip(leaves, others, strict=True):
+            method(leaf, other, **kwargs)
+        return
+    calls: list[list[Any]] = []
+    _collect_inplace(op, (td, *operands), calls, ())
+    for arguments in calls:
+        method(*arguments, **kwargs)
+
+
+def _collect_inplace_binary(
+    op: LeafwiseOp, td: Any, other: Any, leaves: list[Tensor], others: list[Any], path: _Path
+) -> None:
+    """Do what :func:`_collect_inplace` does, for the two common kinds of one operand."""
+    if _is_number(other):
+        for key, value in td._entries.items():
+            if isinstance(value, Tensor):
+                if not (value.is_floating_point() and isinstance(other, (int, float))):
+                    _check_inplace_leaf(op, value, [other], (*path, key))
+                leaves.append(value)
+                others.append(other)
+            elif isinstance(value, ArithmeticMixin):
+                _collect_inplace_binary(op, value, other, leaves, others, (*path, key))
+    elif isinstance(other, ArithmeticMixin) and td._batch_size == other._batch_size:  # type: ignore[attr-defined]
+        matches: dict[str, Any] = other._entries  # type: ignore[attr-defined]
+        for key, value in td._entries.items():
+            if isinstance(value, Tensor):
+                match = matches.get(key)
+                if not isinstance(match, Tensor):
+                    raise _key_error(path, key, match, "a tensor")
+                if match.shape != value.shape:
+                    match = _aligned_leaves(key, (td, other), path)[1]
+                    _check_inplace_leaf(op, value, [match], (*path, key))
+                elif match.dtype != value.dtype or not value.is_floating_point():
+                    _check_inplace_leaf(op, value, [match], (*path, key))
+                leaves.append(value)
+                others.append(match)
+            elif isinstance(value, ArithmeticMixin):
+                nested = _nested_operands(key, value, (td, other), 0, path)[1]
+                _collect_inplace_binary(op, value, nested, leaves, others, (*path, key))
+        check_no_further_keys(td, other, path)
+    else:
+        calls: list[list[Any]] = []
+        _collect_inplace(op, (td, other), calls, path)
+        for leaf, aligned in calls:
+            leaves.append(leaf)
+            others.append(aligned)
+
+
+def _collect_inplace(
+    op: LeafwiseOp,
+    operands: tuple[Any, ...],
+    calls: list[list[Any]],
+    path: _Path,
+) -> None:
+    """Check all leaves of a tensordict; add the arguments of one call for each to `calls`."""
+    td = operands[0]
+    batch_size = _result_batch_size(td, operands)
+    if batch_size != td._batch_size:
+        raise TensorDictShapeError(
+            f"in-place {op.inplace_name}: the operands must broadcast to the batch size"
+            f" {tuple(td._batch_size)} of {_path_text(path)}, got {tuple(batch_size)}."
+            f" Use the out-of-place {op.name}."
+        )
+    batch_dims = len(batch_size)
+    for key, value in td._entries.items():
+        if isinstance(value, Tensor):
+            arguments = _aligned_leaves(key, operands, path)
+            _check_inplace_leaf(op, value, arguments[1:], (*path, key))
+            calls.append([value, *arguments[1:]])
+        elif isinstance(value, ArithmeticMixin):
+            nested = _nested_operands(key, value, operands, batch_dims, path)
+            _collect_inplace(op, nested, calls, (*path, key))
+    for value in operands[1:]:
+        if isinstance(value, ArithmeticMixin):
+            check_no_further_keys(td, value, path)
+
+
+def _check_inplace_leaf(op: LeafwiseOp, leaf: Tensor, others: list[Any], path: _Path) -> None:
+    """Check shape and dtype of what would be written to `leaf`."""
+    dtype = leaf.dtype
+    for other in others:
+        if isinstance(other, Tensor):
+            if other.ndim > 0 and other.shape != leaf.shape:
+                shape = torch.broadcast_shapes(other.shape, leaf.shape)
+                if shape != leaf.shape:
+                    raise TensorDictShapeError(
+                        f"in-place {op.inplace_name}: the operand for {_path_text(path)} must"
+                        f" broadcast to {tuple(leaf.shape)}, got {tuple(other.shape)}."
+                        f" Use the out-of-place {op.name}."
+                    )
+            if other.dtype != dtype:
+                _check_inplace_dtype(op, leaf, other, path)
+        elif isinstance(other, complex) or (
+            isinstance(other, (int, float)) and not dtype.is_floating_point
+        ):
+            _check_inplace_dtype(op, leaf, other, path)
+    if op.result == "float" and not (dtype.is_floating_point or dtype.is_complex):
+        raise RuntimeError(
+            f"in-place {op.inplace_name}: {_path_text(path)} has dtype {dtype}, which cannot hold"
+            f" the floating-point result. Use the out-of-place {op.name}, or cast first."
+        )
+
+
+def _check_inplace_dtype(op: LeafwiseOp, leaf: Tensor, other: Any, path: _Path) -> None:
+    found = torch.result_type(leaf, other)
+    if not torch.can_cast(found, leaf.dtype):
+        raise RuntimeError(
+            f"in-place {op.inplace_name}: {_path_text(path)} has dtype {leaf.dtype}, which cannot"
+            f" hold the result of dtype {found}. Use the out-of-place {op.name}, or cast first."
+        )
+
+
+# Keys that only one side has
+
+
+def combine_with_default(
+    function: Callable[..., Any],
+    td: Any,
+    other: Any,
+    default: Any,
+    kwargs: dict[str, Any],
+) -> Any:
+    """Binary operation on two tensordicts whose keys may differ.
+
+    Args:
+        function: binary function of torch.
+        td, other: of one batch size.
+        default: number or 0-d tensor that stands for a missing leaf (our keys come first, then the
+            further ones of `other`), or ``"intersection"``: only keys that both have.
+        kwargs: passed on to each call.
+
+    Raises:
+        ValueError: if `default` is another string.
+        TensorDictShapeError: if the batch sizes differ.
+    """
+    if isinstance(default, str):
+        if default != "intersection":
+            raise ValueError(
+                f'default must be a number, a 0-d tensor or "intersection", got {default!r}.'
+            )
+    elif not isinstance(default, Tensor):
+        default = torch.tensor(default)
+    if td._batch_size != other._batch_size:
+        raise TensorDictShapeError(
+            "with default=, both tensordicts must have the same batch size; got"
+            f" {tuple(td._batch_size)} and {tuple(other._batch_size)}. Expand one of them first."
+        )
+    intersection = isinstance(default, str)
+    batch_dims = len(td._batch_size)
+    entries: dict[str, Any] = {}
+    for key, value in td._entries.items():
+        match = other._entries.get(key)
+        if match is None and intersection and not _is_non_tensor(value):
+            continue
+        if isinstance(value, Tensor):
+            if match is None:
+                entries[key] = function(value, default, **kwargs)
+            elif isinstance(match, Tensor):
+                left, right = align_leaves([value, match], [batch_dims, batch_dims])
+                entries[key] = function(left, right, **kwargs)
+            else:
+                raise _key_error((), key, match, "a tensor")
+        elif isinstance(value, ArithmeticMixin):
+            if match is None:
+                entries[key] = combine(function, (value, default), kwargs)
+            elif isinstance(match, ArithmeticMixin):
+                entries[key] = combine_with_default(function, value, match, default, kwargs)
+            else:
+                raise _key_error((), key, match, "a tensordict")
+        else:
+            entries[key] = value
+    if not intersection:
+        for key, value in other._entries.items():
+            if key in td._entries:
+                continue
+            if isinstance(value, Tensor):
+                entries[key] = function(default, value, **kwargs)
+            elif isinstance(value, ArithmeticMixin):
+                entries[key] = combine(function, (default, value), kwargs)
+            else:
+                entries[key] = value
+    return td._from_entries(entries, td._batch_size, td._device, td._names)
+
+
+def _is_non_tensor(value: Any) -> bool:
+    return not isinstance(value, (Tensor, ArithmeticMixin))
+
+
+# Methods from the table
+
+
+def _each_leaf(td: Any, function: Callable[..., Any]) -> Any:
+    """Unary operation; the loop that most programs run most, so it stands on its own."""
+    entries: dict[str, Any] = {}
+    for key, value in td._entries.items():
+        if isinstance(value, Tensor):
+            entries[key] = function(value)
+        elif isinstance(value, ArithmeticMixin):
+            entries[key] = _each_leaf(value, function)
+        else:
+            entries[key] = value
+    return td._from_entries(entries, td._batch_size, td._device, td._names)
+
+
+def _each_leaf_with_number(td: Any, function: Callable[..., Any], other: Any) -> Any:
+    """Binary operation with a number or a 0-d tensor on the right."""
+    entries: dict[str, Any] = {}
+    for key, value in td._entries.items():
+        if isinstance(value, Tensor):
+            entries[key] = function(value, other)
+        elif isinstance(value, ArithmeticMixin):
+            entries[key] = _each_leaf_with_number(value, function, other)
+        else:
+            entries[key] = value
+    return td._from_entries(entries, td._batch_size, td._device, td._names)
+
+
+def _number_with_each_leaf(td: Any, function: Callable[..., Any], other: Any) -> Any:
+    """Binary operation with a number or a 0-d tensor on the left."""
+    entries: dict[str, Any] = {}
+    for key, value in td._entries.items():
+        if isinstance(value, Tensor):
+            entries[key] = function(other, value)
+        elif isinstance(value, ArithmeticMixin):
+            entries[key] = _number_with_each_leaf(value, function, other)
+        else:
+            entries[key] = value
+    return td._from_entries(entries, td._batch_size, td._device, td._names)
+
+
+def _each_pair(td: Any, function: Callable[..., Any], other: Any, path: _Path) -> Any:
+    """Binary operation on two tensordicts; like :func:`combine`, quick for equal batch sizes."""
+    if td._batch_size != other._batch_size:
+        return combine(function, (td, other), {}, None, path)
+    entries: dict[str, Any] = {}
+    matches: dict[str, Any] = other._entries
+    for key, value in td._entries.items():
+        if isinstance(value, Tensor):
+            match = matches.get(key)
+            if not isinstance(match, Tensor):
+                raise _key_error(path, key, match, "a tensor")
+            if value.ndim == match.ndim:
+                entries[key] = function(value, match)
+            else:
+                entries[key] = function(*_aligned_leaves(key, (td, other), path))
+        elif isinstance(value, ArithmeticMixin):
+            nested = _nested_operands(key, value, (td, other), 0, path)[1]
+            entries[key] = _each_pair(value, function, nested, (*path, key))
+        else:
+            entries[key] = value
+    check_no_further_keys(td, other, path)
+    return td._from_entries(entries, td._batch_size, td._device, td._names)
+
+
+def _is_number(value: Any) -> bool:
+    """Tell whether `value` meets each leaf as it is."""
+    if isinstance(value, Tensor):
+        return value.ndim == 0
+    return not isinstance(value, ArithmeticMixin)
+
+
+def _keywords(op: LeafwiseOp, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Check keyword arguments against the table and drop those that are None."""
+    for keyword in kwargs:
+        if keyword not in op.keywords:
+            raise TypeError(
+                f"{op.name}() takes the keywords {op.keywords}, got an unexpected {keyword!r}."
+            )
+    return {keyword: value for keyword, value in kwargs.items() if value is not None}
+
+
+def _compare_non_tensor(equal: bool) -> Callable[[Any, tuple[Any, ...], torch.Size], Any]:
+    """Comparison of non-tensor entries: one boolean for the whole batch."""
+
+    def compare(value: Any, others: tuple[Any, ...], batch_size: torch.Size) -> Any:
+        other = others[1] if others[0] is value else others[0]
+        if isinstance(other, (Tensor, int, float, complex)):
+            return value if value.batch_size == batch_size else value._with_batch_size(batch_size)
+        same = other is not None and bool(value.data == other.data)
+        return torch.full(batch_size, same is equal)
+
+    return compare
+
+
+_NON_TENSOR_COMPARISONS = {"eq": _compare_non_tensor(True), "ne": _compare_non_tensor(False)}
+
+
+def call_leafwise(op: LeafwiseOp, operands: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Do `op` on operands of which at least one, not always the first, is a tensordict."""
+    on_non_tensor = _NON_TENSOR_COMPARISONS.get(op.name)
+    result = combine(op.function, operands, kwargs, on_non_tensor)
+    return _lock_as(op, operands, result)
+
+
+def _lock_as(op: LeafwiseOp, operands: tuple[Any, ...], result: Any) -> Any:
+    """Lock the result where the first tensordict is locked and no operand adds batch dimensions."""
+    if op.keeps_lock:
+        for value in operands:
+            if isinstance(value, Tensor) and value.ndim > 0:
+                return result
+        first: Any = next(value for value in operands if isinstance(value, ArithmeticMixin))
+        if first._is_locked:
+            result.lock_()
+    return result
+
+
+def _unary_method(op: LeafwiseOp) -> Callable[..., Any]:
+    function = op.function
+    keeps_lock = op.keeps_lock
+
+    def method(self: Any) -> Any:
+        result = _each_leaf(self, function)
+        if keeps_lock and self._is_locked:
+            result.lock_()
+        return result
+
+    return method
+
+
+def _unary_inplace_method(op: LeafwiseOp) -> Callable[..., Any]:
+    def method(self: Any) -> Any:
+        combine_inplace(op, self, (), {})
+        return self
+
+    return method
+
+
+def _binary_method(op: LeafwiseOp) -> Callable[..., Any]:
+    function = op.function
+    keeps_lock = op.keeps_lock
+    on_non_tensor = _NON_TENSOR_COMPARISONS.get(op.name)
+
+    def method(self: Any, other: Any, *, default: Any = None, **kwargs: Any) -> Any:
+        if kwargs:
+            kwargs = _keywords(op, kwargs)
+        if default is not None and isinstance(other, ArithmeticMixin):
+            result = combine_with_default(function, self, other, default, kwargs)
+        elif kwargs or (on_non_tensor is not None and not _is_number(other)):
+            result = combine(function, (self, other), kwargs, on_non_tensor)
+        elif isinstance(other, ArithmeticMixin):
+            result = _each_pair(self, function, other, ())
+        elif isinstance(other, Tensor) and other.ndim > 0:
+            return combine(function, (self, other), kwargs)
+        else:
+            result = _each_leaf_with_number(self, function, other)
+        if keeps_lock and self._is_locked:
+            return _lock_as(op, (self, other), result)
+        return result
+
+    return method
+
+
+def _operator_method(op: LeafwiseOp) -> Callable[..., Any]:
+    method = _binary_method(op)
+
+    def dunder(self: Any, other: Any) -> Any:
+        return method(self, other) if is_operand(other) else NotImplemented
+
+    return dunder
+
+
+def _reflected_method(op: LeafwiseOp) -> Callable[..., Any]:
+    function = op.operator_function
+    assert function is not None
+
+    def dunder(self: Any, other: Any) -> Any:
+        if not is_operand(other):
+            return NotImplemented
+        if _is_number(other):
+            result = _number_with_each_leaf(self, function, other)
+        else:
+            result = combine(function, (other, self), {})
+        return _lock_as(op, (other, self), result)
+
+    return dunder
+
+
+def _binary_inplace_method(op: LeafwiseOp) -> Callable[..., Any]:
+    def method(self: Any, other: Any, **kwargs: Any) -> Any:
+        combine_inplace(op, self, (other,), _keywords(op, kwargs))
+        return self
+
+    return method
+
+
+def _augmented_method(op: LeafwiseOp) -> Callable[..., Any]:
+    def dunder(self: Any, other: Any) -> Any:
+        if not is_operand(other):
+            return NotImplemented
+        combine_inplace(op, self, (other,), {})
+        return self
+
+    return dunder
+
+
+def _further_operands(
+    op: LeafwiseOp, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Bind the arguments of a ternary method: operands by place or name, then keywords."""
+    names = (*op.operands, *op.keywords)
+    if len(args) > len(names):
+        raise TypeError(f"{op.name}() takes {names}, got {len(args)} positional arguments.")
+    bound = dict(zip(names, args, strict=False))
+    for name, value in kwargs.items():
+        if name not in names or name in bound:
+            raise TypeError(f"{op.name}() takes each of {names} once, got an unexpected {name!r}.")
+        bound[name] = value
+    operands = tuple(bound.pop(name, None) for name in op.operands)
+    given = [value for value in operands if value is not None]
+    if not given or (len(given) < len(operands) and not op.optional_operands):
+        raise TypeError(f"{op.name}() needs the operands {op.operands}, got {len(given)} of them.")
+    return operands, {name: value for name, value in bound.items() if value is not None}
+
+
+def _ternary_method(op: LeafwiseOp) -> Callable[..., Any]:
+    function = op.function
+
+    def method(self: Any, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        operands, keywords = _further_operands(op, args, kwargs)
+        result = combine(function, (self, *operands), keywords)
+        if out is not None:
+            out.update_(result)
+            return out
+        return _lock_as(op, (self, *operands), result)
+
+    return method
+
+
+def _ternary_inplace_method(op: LeafwiseOp) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        operands, keywords = _further_operands(op, args, kwargs)
+        combine_inplace(op, self, operands, keywords)
+        return self
+
+    return method
+
+
+def _install(name: str, method: Callable[..., Any], doc: str) -> None:
+    method.__name__ = name
+    method.__qualname__ = f"ArithmeticMixin.{name}"
+    method.__doc__ = doc
+    setattr(ArithmeticMixin, name, method)
+
+
+def _install_row(op: LeafwiseOp) -> None:
+    """Make the methods and operators of one row."""
+    makers = {1: _unary_method, 2: _binary_method, 3: _ternary_method}
+    inplace_makers = {
+        1: _unary_inplace_method,
+        2: _binary_inplace_method,
+        3: _ternary_inplace_method,
+    }
+    what = f"torch.{op.function.__name__}"
+    _install(
+        op.name,
+        makers[op.arity](op),
+        f"Apply {what} to each leaf; a new tensordict with new leaves.",
+    )
+    if op.inplace is not None:
+        _install(
+            f"{op.name}_",
+            inplace_makers[op.arity](op),
+            f"Apply {what} to each leaf in place; each leaf keeps its storage, returns self.",
+        )
+    if op.operator is not None:
+        dunder = _unary_method(op) if op.arity == 1 else _operator_method(op)
+        _install(op.operator, dunder, f"See :meth:`{op.name}`.")
+    if op.reflected_operator is not None:
+        _install(op.reflected_operator, _reflected_method(op), f"See :meth:`{op.name}`.")
+    if op.inplace_operator is not None:
+        _install(op.inplace_operator, _augmented_method(op), f"See :meth:`{op.name}_`.")
+
+
+def _equality_method(op: LeafwiseOp, otherwise: bool) -> Callable[..., Any]:
+    """``==`` and ``!=`` answer for any object, as Python wants: a plain bool for a foreign one."""
+    method = _binary_method(op)
+
+    def dunder(self: Any, other: Any) -> Any:
+        if isinstance(other, dict):
+            other = type(self)(other, batch_size=self._batch_size)
+        return method(self, other) if is_operand(other) else otherwise
+
+    return dunder
+
+
+for _op in LEAFWISE_OPS:
+    _install_row(_op)
+_install("__eq__", _equality_method(LEAFWISE_BY_NAME["eq"], False), "See :meth:`eq`.")
+_install("__ne__", _equality_method(LEAFWISE_BY_NAME["ne"], True), "See :meth:`ne`.")
