@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tdcompile.errors import PatchConflictError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping
+    from collections.abc import Callable, Iterable, MutableMapping
     from types import TracebackType
 
     from typing_extensions import Self
@@ -228,14 +228,22 @@ class PatchSet:
     Args:
         name: For messages.
         patches: The patches, in the order in which they are applied.
+        after: Called after the patches came into force and again after they are undone, to empty
+            caches that hold what was true before.
 
     Raises:
         ValueError: Two patches name the same place.
     """
 
-    def __init__(self, name: str, patches: tuple[_PatchBase, ...] | list[_PatchBase]) -> None:
+    def __init__(
+        self,
+        name: str,
+        patches: Iterable[Patch | TablePatch] = (),
+        after: Iterable[Callable[[], object]] = (),
+    ) -> None:
         self.name = name
         self.patches = tuple(patches)
+        self.after = tuple(after)
         self._applied: list[_Applied] = []
         self._count = 0
         self._lock = threading.RLock()
@@ -248,6 +256,20 @@ class PatchSet:
     def __repr__(self) -> str:
         state = f"applied {self._count} times" if self._count else "not applied"
         return f"PatchSet({self.name!r}, {len(self.patches)} patches, {state})"
+
+    @classmethod
+    def merged(cls, name: str, sets: Iterable[PatchSet]) -> Self:
+        """Return one set with the patches of several, so that they are applied all or not at all.
+
+        Raises:
+            ValueError: Two of them patch the same place.
+        """
+        members = tuple(sets)
+        return cls(
+            name,
+            [patch for member in members for patch in member.patches],
+            [call for member in members for call in member.after],
+        )
 
     @property
     def is_applied(self) -> bool:
@@ -268,6 +290,7 @@ class PatchSet:
                 try:
                     for patch in self.patches:
                         self._apply_one(patch)
+                    self._call_after()
                 except BaseException:
                     self._undo_all()
                     raise
@@ -296,6 +319,7 @@ class PatchSet:
                         f"since; undo that first, then uninstall again\n{lines}"
                     )
                 self._undo_all()
+                self._call_after()
             self._count -= 1
 
     def __enter__(self) -> Self:
@@ -316,6 +340,10 @@ class PatchSet:
         ours = patch.make(seen)
         patch.write(ours)
         self._applied.append(_Applied(patch, before, ours))
+
+    def _call_after(self) -> None:
+        for call in self.after:
+            call()
 
     def _undo_all(self) -> None:
         while self._applied:

@@ -1,0 +1,187 @@
+"""Every private name of torch that the seam relies on, as data, and the check of all of them.
+
+Key names: :class:`PrivateName` (one line a name), :data:`CONTRACT` (all of them),
+:func:`verify` (every breach at once), :class:`Breach`.
+
+Invariant: a private name that ``tdcompile`` uses stands here with the parameters that it is called
+with, so that a new torch gives one list of what moved instead of the first failure.
+
+Checked on torch 2.13.0, 2.14.1 and 2.15.0.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from tdcompile._compat.version import torch_version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Kind = Literal["module", "class", "function", "attribute"]
+
+_ALL = ("2.13.0", "2.14.1", "2.15.0")
+
+
+@dataclass(frozen=True)
+class PrivateName:
+    """One private name and what we need of it.
+
+    Args:
+        path: Dotted path, modules first (``torch._dynamo.side_effects.SideEffects.store_attr``).
+        kind: What it has to be; a ``"function"`` is anything callable that is no class.
+        parameters: Names that its signature must have (of a class: its constructor).
+        needed_by: Module of ours that uses it.
+        required: A breach keeps ``install()`` off; otherwise the user of the name copes.
+        since: First release that has the name, ``(major, minor)``.
+        until: First release that no longer has it.
+        checked_on: Releases that it was checked on.
+    """
+
+    path: str
+    kind: Kind
+    parameters: tuple[str, ...] = ()
+    needed_by: str = ""
+    required: bool = True
+    since: tuple[int, int] | None = None
+    until: tuple[int, int] | None = None
+    checked_on: tuple[str, ...] = _ALL
+
+    def applies_to(self, version: tuple[int, ...]) -> bool:
+        """Return whether the name is expected in a release."""
+        release = version[:2]
+        return (self.since is None or release >= self.since) and (
+            self.until is None or release < self.until
+        )
+
+
+@dataclass(frozen=True)
+class Breach:
+    """One name that is not what the contract says.
+
+    Args:
+        name: The contract's record.
+        problem: Expected and found, one phrase.
+    """
+
+    name: PrivateName
+    problem: str
+
+    def __str__(self) -> str:
+        user = f" (needed by {self.name.needed_by})" if self.name.needed_by else ""
+        return f"{self.name.path}: {self.problem}{user}"
+
+
+_FX = "tdcompile._compat.backends"
+_INDUCTOR = "tdcompile._compat.inductor"
+_DYNAMO = "tdcompile._compat.dynamo"
+_PLUGIN = "tdcompile.plugin"
+_BASE = "torch._dynamo.variables.base.VariableTracker"
+
+# One line a name: path, kind, parameters, needed by.
+CONTRACT: list[PrivateName] = [
+    PrivateName("torch._dynamo.reset", "function", (), _PLUGIN),
+    PrivateName("torch._dynamo.backends.registry.lookup_backend", "function", (), _FX),
+    PrivateName("torch._dynamo.backends.registry._lazy_import", "function", (), _FX),
+    PrivateName("torch._dynamo.backends.registry._BACKENDS", "attribute", (), _FX),
+    PrivateName("torch._dynamo.backends.registry._COMPILER_FNS", "attribute", (), _FX),
+    PrivateName("torch._dynamo.eval_frame.innermost_backend", "function", (), _FX),
+    PrivateName("torch._TorchCompileWrapper", "class", ("backend", "mode", "options"), _FX),
+    PrivateName(
+        "torch._TorchCompileInductorWrapper", "class", ("mode", "options", "dynamic", "name"), _INDUCTOR
+    ),
+    PrivateName("torch._inductor.list_options", "function", (), _INDUCTOR),
+    PrivateName("torch._inductor.list_mode_options", "function", ("mode",), _INDUCTOR),
+    PrivateName("torch._inductor.custom_graph_pass.CustomGraphPass", "class", (), _INDUCTOR),
+    PrivateName("torch._inductor.config.post_grad_custom_pre_pass", "attribute", (), _INDUCTOR),
+    PrivateName(_BASE, "class", ("source", "mutation_type"), _DYNAMO),
+    PrivateName("torch._dynamo.variables.builder.VariableBuilder._type_dispatch", "function", (), _DYNAMO),
+]
+
+
+def verify(names: Iterable[PrivateName] | None = None) -> list[Breach]:
+    """Check names against the installed torch.
+
+    Args:
+        names: The names; the whole contract by default. Names that the installed release is not
+            expected to have are skipped.
+
+    Returns:
+        Every breach, in the order of the contract; empty if all is as expected.
+
+    Example:
+        >>> verify([PrivateName("torch._dynamo.no_such_name", "function")])[0].problem
+        "expected a function, found nothing: no attribute 'no_such_name'"
+    """
+    version = torch_version()
+    breaches = []
+    for name in CONTRACT if names is None else names:
+        if name.applies_to(version):
+            problem = _problem(name)
+            if problem is not None:
+                breaches.append(Breach(name, problem))
+    return breaches
+
+
+def resolve(path: str) -> Any:
+    """Return the object at a dotted path: the longest prefix that is a module, then attributes.
+
+    Raises:
+        AttributeError: A part of the path is missing.
+    """
+    parts = path.split(".")
+    module = importlib.import_module(parts[0])
+    value: Any = module
+    for index, part in enumerate(parts[1:], start=2):
+        try:
+            value = inspect.getattr_static(value, part) if inspect.isclass(value) else getattr(value, part)
+        except AttributeError:
+            if not inspect.ismodule(value):
+                raise AttributeError(f"no attribute {part!r}") from None
+            try:
+                value = importlib.import_module(".".join(parts[:index]))
+            except ModuleNotFoundError:
+                raise AttributeError(f"no attribute {part!r}") from None
+    return value
+
+
+def _problem(name: PrivateName) -> str | None:
+    article = "an" if name.kind == "attribute" else "a"
+    expected = f"expected {article} {name.kind}"
+    try:
+        value = resolve(name.path)
+    except AttributeError as missing:
+        return f"{expected}, found nothing: {missing}"
+    except Exception as failure:  # noqa: BLE001
+        return f"{expected}, importing it failed: {type(failure).__name__}: {failure}"
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    if not _is_kind(value, name.kind):
+        return f"{expected}, found {value!r}"
+    return _missing_parameters(value, name.parameters)
+
+
+def _is_kind(value: Any, kind: Kind) -> bool:
+    if kind == "module":
+        return inspect.ismodule(value)
+    if kind == "class":
+        return inspect.isclass(value)
+    if kind == "function":
+        return callable(value) and not inspect.isclass(value)
+    return True
+
+
+def _missing_parameters(value: Any, needed: tuple[str, ...]) -> str | None:
+    if not needed:
+        return None
+    try:
+        found = inspect.signature(value).parameters
+    except (TypeError, ValueError):
+        return f"expected the parameters {', '.join(needed)}, found no signature"
+    missing = [parameter for parameter in needed if parameter not in found]
+    if not missing:
+        return None
+    return f"expected the parameters {', '.join(missing)}, found ({', '.join(found)})"

@@ -1,0 +1,1 @@
+"""Guard-narrowing passes: which guards a compiled tensordict function does without, and why."""
