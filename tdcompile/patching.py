@@ -16,13 +16,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from typing_extensions import override
+
 from tdcompile.errors import PatchConflictError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, MutableMapping
     from types import TracebackType
-
-    from typing_extensions import Self
+    from typing import Self
 
 
 class _Absent:
@@ -117,6 +118,7 @@ class Patch(_PatchBase):
     name: str
     may_be_absent: bool = False
 
+    @override
     def where(self) -> str:
         owner = getattr(self.target, "__qualname__", None) or getattr(
             self.target, "__name__", type(self.target).__qualname__
@@ -125,24 +127,29 @@ class Patch(_PatchBase):
         prefix = f"{module}." if isinstance(module, str) and inspect.isclass(self.target) else ""
         return f"{prefix}{owner}.{self.name}"
 
+    @override
     def slot(self) -> tuple[int, object]:
         return id(self.target), ("attribute", self.name)
 
+    @override
     def read(self) -> Any:
         return vars(self.target).get(self.name, ABSENT)
 
+    @override
     def visible(self) -> Any:
         own = self.read()
         if own is not ABSENT:
             return own
         return inspect.getattr_static(self.target, self.name, ABSENT)
 
+    @override
     def write(self, value: Any) -> None:
         if value is ABSENT:
             delattr(self.target, self.name)
         else:
             setattr(self.target, self.name, value)
 
+    @override
     def check_before(self, seen: Any) -> None:
         if seen is ABSENT and not self.may_be_absent:
             raise PatchConflictError(
@@ -173,18 +180,23 @@ class TablePatch(_PatchBase):
     may_replace: bool = False
     name: str = "table"
 
+    @override
     def where(self) -> str:
         return f"{self.name}[{self.key!r}]"
 
+    @override
     def slot(self) -> tuple[int, object]:
         return id(self.table), ("entry", self.key)
 
+    @override
     def read(self) -> Any:
         return self.table.get(self.key, ABSENT)
 
+    @override
     def visible(self) -> Any:
         return self.read()
 
+    @override
     def write(self, value: Any) -> None:
         if value is ABSENT:
             # The owner may have emptied its table; then there is nothing left of ours.
@@ -192,6 +204,7 @@ class TablePatch(_PatchBase):
         else:
             self.table[self.key] = value
 
+    @override
     def check_before(self, seen: Any) -> None:
         if self.expected is not ABSENT and seen is not self.expected:
             raise PatchConflictError(

@@ -14,8 +14,9 @@ from __future__ import annotations
 import importlib
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from tdcompile._compat.slots import HOOKS
 from tdcompile._compat.version import torch_version
 
 if TYPE_CHECKING:
@@ -75,30 +76,228 @@ class Breach:
         return f"{self.name.path}: {self.problem}{user}"
 
 
-_FX = "tdcompile._compat.backends"
-_INDUCTOR = "tdcompile._compat.inductor"
-_DYNAMO = "tdcompile._compat.dynamo"
-_PLUGIN = "tdcompile.plugin"
-_BASE = "torch._dynamo.variables.base.VariableTracker"
+def _names(
+    module: str,
+    *specs: str,
+    needed_by: str,
+    required: bool = True,
+    since: tuple[int, int] | None = None,
+    until: tuple[int, int] | None = None,
+) -> list[PrivateName]:
+    """Make the records of one module from lines such as ``"class VariableTracker(source)"``."""
+    records = []
+    for spec in specs:
+        kind, _, rest = spec.partition(" ")
+        name, _, parameters = rest.rstrip(")").partition("(")
+        records.append(
+            PrivateName(
+                f"{module}.{name}",
+                cast("Kind", kind),
+                tuple(parameter.strip() for parameter in parameters.split(",") if parameter),
+                needed_by,
+                required,
+                since,
+                until,
+            )
+        )
+    return records
 
-# One line a name: path, kind, parameters, needed by.
+
+def _hook_names() -> list[PrivateName]:
+    """Make the records of the tracker hooks, each for the releases that call it."""
+    base = "torch._dynamo.variables.base.VariableTracker"
+    records = []
+    for names in HOOKS.values():
+        changes = sorted(names)
+        for since, until in zip(changes, [*changes[1:], None], strict=True):
+            records += [
+                PrivateName(f"{base}.{name}", "function", (), _SLOTS, True, since, until)
+                for name in names[since].split()
+            ]
+    return records
+
+
+_BACKENDS = "tdcompile._compat.backends"
+_DYNAMO = "tdcompile._compat.dynamo"
+_GUARDS = "tdcompile._compat.guards"
+_INDUCTOR = "tdcompile._compat.inductor"
+_SLOTS = "tdcompile._compat.slots"
+
+# One line a name: kind, name within the module, the parameters that we pass by name.
 CONTRACT: list[PrivateName] = [
-    PrivateName("torch._dynamo.reset", "function", (), _PLUGIN),
-    PrivateName("torch._dynamo.backends.registry.lookup_backend", "function", (), _FX),
-    PrivateName("torch._dynamo.backends.registry._lazy_import", "function", (), _FX),
-    PrivateName("torch._dynamo.backends.registry._BACKENDS", "attribute", (), _FX),
-    PrivateName("torch._dynamo.backends.registry._COMPILER_FNS", "attribute", (), _FX),
-    PrivateName("torch._dynamo.eval_frame.innermost_backend", "function", (), _FX),
-    PrivateName("torch._TorchCompileWrapper", "class", ("backend", "mode", "options"), _FX),
-    PrivateName(
-        "torch._TorchCompileInductorWrapper", "class", ("mode", "options", "dynamic", "name"), _INDUCTOR
+    *_names(
+        "torch",
+        "class _TorchCompileWrapper(backend, mode, options)",
+        needed_by=_BACKENDS,
     ),
-    PrivateName("torch._inductor.list_options", "function", (), _INDUCTOR),
-    PrivateName("torch._inductor.list_mode_options", "function", ("mode",), _INDUCTOR),
-    PrivateName("torch._inductor.custom_graph_pass.CustomGraphPass", "class", (), _INDUCTOR),
-    PrivateName("torch._inductor.config.post_grad_custom_pre_pass", "attribute", (), _INDUCTOR),
-    PrivateName(_BASE, "class", ("source", "mutation_type"), _DYNAMO),
-    PrivateName("torch._dynamo.variables.builder.VariableBuilder._type_dispatch", "function", (), _DYNAMO),
+    *_names(
+        "torch._dynamo.backends.registry",
+        "function lookup_backend",
+        "attribute _BACKENDS",
+        "attribute _COMPILER_FNS",
+        needed_by=_BACKENDS,
+    ),
+    *_names("torch._dynamo.eval_frame", "function innermost_backend", needed_by=_BACKENDS),
+    *_names(
+        "torch",
+        "class _TorchCompileInductorWrapper(mode, options, dynamic, name)",
+        needed_by=_INDUCTOR,
+    ),
+    *_names(
+        "torch._inductor",
+        "function list_options",
+        "function list_mode_options(mode)",
+        needed_by=_INDUCTOR,
+    ),
+    *_names("torch._inductor.config", "attribute post_grad_custom_pre_pass", needed_by=_INDUCTOR),
+    *_names("torch._inductor.custom_graph_pass", "class CustomGraphPass", needed_by=_INDUCTOR),
+    *_names(
+        "torch._inductor.cudagraph_trees",
+        "function reset_cudagraph_trees",
+        needed_by=_INDUCTOR,
+        required=False,
+    ),
+    *_names("torch._dynamo", "function reset", needed_by=_DYNAMO),
+    *_names(
+        "torch._dynamo.variables.base",
+        "class VariableTracker(source, mutation_type)",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._dynamo.variables.builder",
+        "function VariableBuilder._type_dispatch",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._C._dynamo.guards",
+        "function install_no_tensor_aliasing_guard",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._dynamo.bytecode_transformation",
+        "function create_call_function",
+        "function create_call_method",
+        "function create_instruction",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._dynamo.codegen",
+        "class PyCodegen",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._dynamo.exc",
+        "class Unsupported",
+        "function raise_observed_exception",
+        "function unimplemented",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._dynamo.guards",
+        "class CheckFunctionManager",
+        "class GuardBuilder",
+        "function install_guard",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._dynamo.side_effects",
+        "class SideEffects",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._dynamo.source",
+        "class AttrSource",
+        "class DictGetItemSource",
+        "class GetItemSource",
+        "class GlobalSource",
+        "class Source",
+        "class TypeSource",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._dynamo.variables.base",
+        "class ValueMutationExisting",
+        "class ValueMutationNew",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._dynamo.variables.builder",
+        "function wrap_fx_proxy",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._dynamo.variables.builtin",
+        "class BuiltinVariable",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._dynamo.variables.constant",
+        "class ConstantVariable",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._dynamo.variables.dicts",
+        "class ConstDictVariable",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._dynamo.variables.functions",
+        "class UserFunctionVariable",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._dynamo.variables.lazy",
+        "class LazyVariableTracker",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._dynamo.variables.lists",
+        "class ListVariable",
+        "class SizeVariable",
+        "class TupleVariable",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._dynamo.variables.tensor",
+        "class SymNodeVariable",
+        "class TensorVariable",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._dynamo.variables.torch",
+        "class TorchInGraphFunctionVariable",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._dynamo.variables.user_defined",
+        "class UserDefinedClassVariable",
+        "class UserDefinedObjectVariable",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._guards",
+        "class Guard",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._dynamo.guards",
+        "class CheckFunctionManager",
+        needed_by=_GUARDS,
+    ),
+    *_names(
+        "torch._dynamo.source",
+        "class ChainedSource",
+        "class DictGetItemSource",
+        "class GlobalSource",
+        needed_by=_GUARDS,
+    ),
+    *_names(
+        "torch._guards",
+        "class Guard",
+        "class GuardsSet",
+        needed_by=_GUARDS,
+    ),
+    *_hook_names(),
 ]
 
 
@@ -137,7 +336,11 @@ def resolve(path: str) -> Any:
     value: Any = module
     for index, part in enumerate(parts[1:], start=2):
         try:
-            value = inspect.getattr_static(value, part) if inspect.isclass(value) else getattr(value, part)
+            value = (
+                inspect.getattr_static(value, part)
+                if inspect.isclass(value)
+                else getattr(value, part)
+            )
         except AttributeError:
             if not inspect.ismodule(value):
                 raise AttributeError(f"no attribute {part!r}") from None
@@ -155,7 +358,7 @@ def _problem(name: PrivateName) -> str | None:
         value = resolve(name.path)
     except AttributeError as missing:
         return f"{expected}, found nothing: {missing}"
-    except Exception as failure:  # noqa: BLE001
+    except Exception as failure:
         return f"{expected}, importing it failed: {type(failure).__name__}: {failure}"
     if isinstance(value, (staticmethod, classmethod)):
         value = value.__func__

@@ -5,7 +5,7 @@ Key names: :func:`compile_with_inductor`, :func:`list_options`, :func:`list_mode
 
 Invariant: nothing here loads Inductor before the first call; it costs two seconds.
 
-Upstream: ``_TorchCompileInductorWrapper`` in ``torch/__init__.py``, ``torch/_inductor/__init__.py``,
+Upstream: ``torch/__init__.py`` (``_TorchCompileInductorWrapper``), ``torch/_inductor/__init__.py``,
 ``torch/_inductor/custom_graph_pass.py``; checked on torch 2.13.0, 2.14.1 and 2.15.0.
 """
 
@@ -47,7 +47,8 @@ def compile_with_inductor(
     Raises:
         RuntimeError: The mode is unknown, or an option has a value of the wrong type.
     """
-    wrapper = torch._TorchCompileInductorWrapper(mode, dict(options), None, name)
+    make: Any = torch._TorchCompileInductorWrapper
+    wrapper = make(mode, dict(options), None, name)
     return cast("Callable[..., Any]", wrapper(graph_module, example_inputs))
 
 

@@ -153,7 +153,9 @@ def _bind(cls: type, hook: str, function: Any) -> None:
         )
     bound = []
     for upstream in upstream_names(hook):
-        stock = next((vars(base)[upstream] for base in cls.__mro__[1:] if upstream in vars(base)), None)
+        stock = next(
+            (vars(base)[upstream] for base in cls.__mro__[1:] if upstream in vars(base)), None
+        )
         if stock is not None:
             _check_parameters(cls, hook, function, upstream, stock)
             bound.append(upstream)

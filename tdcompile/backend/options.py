@@ -141,9 +141,7 @@ def parse_options(
             if option is None:
                 raise UnknownOptionError(_unknown("option", name, list(_OPTIONS)))
             if not option.check(value):
-                raise UnknownOptionError(
-                    f"option {name!r}: expected {option.legal}, got {value!r}"
-                )
+                raise UnknownOptionError(f"option {name!r}: expected {option.legal}, got {value!r}")
             ours[option.field] = tuple(value) if isinstance(value, list) else value
             continue
         known = set(inductor.list_options()) if known is None else known

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from typing_extensions import override
 
 from tdcompile.backend.passes.base import GraphPass
 
@@ -22,8 +23,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _VIEW_METHODS = frozenset(
-    "expand expand_as movedim moveaxis permute reshape swapaxes swapdims t transpose unflatten "
-    "unsqueeze view view_as squeeze flatten narrow select".split()
+    [
+        "expand",
+        "expand_as",
+        "movedim",
+        "moveaxis",
+        "permute",
+        "reshape",
+        "swapaxes",
+        "swapdims",
+        "t",
+        "transpose",
+        "unflatten",
+        "unsqueeze",
+        "view",
+        "view_as",
+        "squeeze",
+        "flatten",
+        "narrow",
+        "select",
+    ]
 )
 
 _VIEW_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(
@@ -41,8 +60,24 @@ _PLAIN_CALLEES = (
 _IN_PLACE_OPERATORS = frozenset(
     getattr(operator, name)
     for name in (
-        "iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor "
-        "setitem delitem".split()
+        [
+            "iadd",
+            "iand",
+            "iconcat",
+            "ifloordiv",
+            "ilshift",
+            "imatmul",
+            "imod",
+            "imul",
+            "ior",
+            "ipow",
+            "irshift",
+            "isub",
+            "itruediv",
+            "ixor",
+            "setitem",
+            "delitem",
+        ]
     )
 )
 
@@ -67,11 +102,14 @@ class MergeViews(GraphPass):
     name = "merge_views"
     stage = "graph"
 
+    @override
     def __call__(self, graph: fx.Graph) -> int:
         nodes = list(graph.nodes)
         if not all(_is_plain(node) for node in nodes):
             return 0
-        outputs = {node for output in nodes if output.op == "output" for node in output.all_input_nodes}
+        outputs = {
+            node for output in nodes if output.op == "output" for node in output.all_input_nodes
+        }
         first: dict[object, fx.Node] = {}
         merged = 0
         for node in nodes:
@@ -101,7 +139,9 @@ def _is_plain(node: fx.Node) -> bool:
         return False
     if node.op == "call_method":
         name = str(node.target)
-        return not name.endswith("_") and not name.startswith("_") and name not in _OBSERVING_METHODS
+        return (
+            not name.endswith("_") and not name.startswith("_") and name not in _OBSERVING_METHODS
+        )
     if node.op != "call_function" or not isinstance(node.target, _PLAIN_CALLEES):
         return False
     if node.target in _IN_PLACE_OPERATORS or node.kwargs.get("inplace"):
