@@ -1,0 +1,134 @@
+"""Every exception and warning class of the package, each with its cause and its fix.
+
+Key names: :class:`TdcompileError` (base), :class:`TensorDictShapeError`,
+:class:`TensorDictIndexError`, :class:`NameConflictError`, :class:`KeyPathError`,
+:class:`InvalidKeyError`, :class:`KeyThroughLeafError`, :class:`LockedError`, :class:`UnsupportedTorchError`, :class:`ContractBreachError`,
+:class:`PatchConflictError`, :class:`GuardAuditError`, :class:`UnknownOptionError`,
+:class:`TdcompileWarning`.
+
+Invariant: a message says what was expected, what was found, at which key path, and what to do.
+This module imports nothing, not even torch.
+"""
+
+from __future__ import annotations
+
+
+class TdcompileError(Exception):
+    """Base of every exception that this package raises on its own account."""
+
+
+class TensorDictShapeError(TdcompileError, RuntimeError, ValueError):
+    """A leaf or an operand does not fit the batch size.
+
+    Cause: the leading dimensions of a value differ from ``td.batch_size``.
+    Fix: reshape the value, or change ``td.batch_size`` first.
+
+    It is a ``RuntimeError`` since torch raises that for shapes, and a ``ValueError`` since it is one.
+    """
+
+
+class TensorDictIndexError(TdcompileError, IndexError, ValueError, RuntimeError):
+    """An index or a dimension number does not fit the batch size.
+
+    Cause: ``td[0, 0, 0]`` with two batch dimensions, or ``td.unbind(2)``; trailing dimensions of the
+    leaves do not count.
+    Fix: index leaves (``td["x"]``) beyond the batch size, or change ``td.batch_size`` first.
+
+    It is an ``IndexError`` as in torch, and a ``ValueError`` and a ``RuntimeError`` since the
+    tensordict package raises these for some of the same mistakes.
+    """
+
+
+class NameConflictError(TdcompileError, RuntimeError):
+    """Two names were given to one dimension.
+
+    Cause: ``td.refine_names("time")`` where the dimension is already called ``"step"``.
+    Fix: ``td.rename_(step="time")``, or use the name that is there.
+    """
+
+
+class KeyPathError(TdcompileError, KeyError):
+    """A key path is malformed, absent, or leads through something that is not a tensordict.
+
+    Cause: ``td["a", "b"]`` where ``"a"`` is absent or a tensor.
+    Fix: look at the keys that the message lists.
+    """
+
+    def __str__(self) -> str:
+        # KeyError shows the repr of its argument; a message with quotes in it reads badly that way.
+        return Exception.__str__(self)
+
+
+class InvalidKeyError(KeyPathError, TypeError, RuntimeError):
+    """Something that is no key was used as one.
+
+    Cause: ``td.get(3)``, ``td.set(("a", 3), x)``, ``td.set((), x)``.
+    Fix: a key is a string or a non-empty, possibly nested tuple of strings.
+
+    It is a ``KeyError`` and a ``TypeError``, and a ``RuntimeError`` for programs written against
+    the ``tensordict`` package, which raises one of the three depending on the method.
+    """
+
+
+class KeyThroughLeafError(KeyPathError, ValueError):
+    """A key path leads through an entry that is not a tensordict.
+
+    Cause: ``td["a", "b"]`` where ``td["a"]`` is a tensor or a non-tensor value.
+    Fix: shorten the path, or delete the entry in the way first.
+    """
+
+
+class LockedError(TdcompileError, RuntimeError):
+    """A locked tensordict was asked to change an entry other than in place, or its key set.
+
+    Cause: ``td.lock_()`` (on it or on a parent) came before the write.
+    Fix: write in place (``td.set_``, ``td.update_``) or unlock the root first.
+    """
+
+
+class UnsupportedTorchError(TdcompileError, RuntimeError):
+    """The installed torch is outside the supported range.
+
+    Cause: a torch older or newer than the range in ``pyproject.toml``.
+    Fix: install a supported torch; until then programs run with stock PyTorch.
+    """
+
+
+class ContractBreachError(TdcompileError, RuntimeError):
+    """A private name of torch that the seam needs is absent or has another signature.
+
+    Cause: a torch build that moved its internals.
+    Fix: report the breaches that the message lists; until then programs run with stock PyTorch.
+    """
+
+
+class PatchConflictError(TdcompileError, RuntimeError):
+    """An attribute that we are to patch or to restore is not what it should be.
+
+    Cause: another library replaced the same attribute after us.
+    Fix: uninstall in the reverse order of installation.
+    """
+
+
+class GuardAuditError(TdcompileError, AssertionError):
+    """The audit found that a dropped guard would have fired.
+
+    Cause: the written assumption of a narrowing pass does not hold in this program.
+    Fix: turn that pass off by name, and report the program.
+    """
+
+
+class UnknownOptionError(TdcompileError, ValueError):
+    """A backend option has a name or a value that nobody knows.
+
+    Cause: a misspelt key in ``torch.compile(options=...)``.
+    Fix: use one of the near names in the message, or look at ``tdcompile.backend.list_options()``.
+    """
+
+
+class TdcompileWarning(UserWarning):
+    """The package declined to do something and the program goes on without it.
+
+    Cause: the installed torch is not supported, or a private name has moved.
+    Fix: the message says which; silence it by this class.
+    """

@@ -1,0 +1,37 @@
+"""The container: ``TensorDict`` and what belongs to it, in plain eager Python on public torch.
+
+Key names: :class:`TensorDict`, :class:`NonTensorData`, :func:`unravel_key`, :func:`make_tensordict`.
+
+Invariant: nothing in this folder knows of Dynamo, of trackers or of the rest of the package.
+"""
+
+from __future__ import annotations
+
+from tdcompile.tensordict.collection import (
+    TensorCollection,
+    default_is_leaf,
+    is_leaf_nontensor,
+    is_tensor_collection,
+)
+from tdcompile.tensordict.dense import TensorDict
+from tdcompile.tensordict.keys import (
+    NestedKey,
+    unravel_key,
+    unravel_key_list,
+    unravel_key_to_tuple,
+)
+from tdcompile.tensordict.nontensor import NonTensorData, is_non_tensor
+
+__all__ = [
+    "NestedKey",
+    "NonTensorData",
+    "TensorCollection",
+    "TensorDict",
+    "default_is_leaf",
+    "is_leaf_nontensor",
+    "is_non_tensor",
+    "is_tensor_collection",
+    "unravel_key",
+    "unravel_key_list",
+    "unravel_key_to_tuple",
+]

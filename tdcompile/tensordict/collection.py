@@ -1,0 +1,41 @@
+"""``TensorCollection``: the base that tells a tensordict of any kind from a leaf.
+
+Key names: :class:`TensorCollection`, :func:`is_tensor_collection`, :func:`default_is_leaf`,
+:func:`is_leaf_nontensor`.
+
+Invariant: a value is a tensordict (of any kind) exactly if it is a ``TensorCollection``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdcompile.tensordict.nontensor import NonTensorData
+
+
+class TensorCollection:
+    """Base of everything that maps keys to tensors: dense tensordicts, lazy stacks, tensorclasses."""
+
+    __slots__ = ()
+
+
+def is_tensor_collection(value: Any) -> bool:
+    """Tell whether `value` is a tensordict of any kind (an instance or a class)."""
+    if isinstance(value, type):
+        return issubclass(value, TensorCollection)
+    return isinstance(value, TensorCollection)
+
+
+def default_is_leaf(kind: type) -> bool:
+    """Tell whether entries of class `kind` are leaves: everything but tensordicts and non-tensors.
+
+    It is what ``keys(include_nested=True, leaves_only=True)`` uses.
+    """
+    return not issubclass(kind, (TensorCollection, NonTensorData))
+
+
+def is_leaf_nontensor(kind: type) -> bool:
+    """Tell whether entries of class `kind` are leaves, non-tensor values included."""
+    return not issubclass(kind, TensorCollection)
+
+

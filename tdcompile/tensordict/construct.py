@@ -1,0 +1,2 @@
+class ConstructMixin:
+    __slots__ = ()

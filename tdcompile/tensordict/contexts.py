@@ -1,0 +1,90 @@
+"""Tensordict methods as context managers: ``with td.unlock_():``, ``with td.flatten_keys() as flat:``.
+
+Key names: :class:`ContextsMixin`, ``WRITE_BACK`` (method name -> how a result is taken back).
+
+Invariant: a method that can be undone notes itself in ``_last_op`` of its result as ``(method name,
+weak reference to the original or None, what undoing needs)``; leaving the block undoes it, also after
+an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+
+class ContextsMixin:
+    """``__enter__`` and ``__exit__``."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        _last_op: tuple[str, Any, Any] | None
+        _open_ops: list[Any]
+
+    def __enter__(self) -> Self:
+        """Open a block that undoes the method which gave this tensordict.
+
+        Raises:
+            TypeError: if the tensordict did not come from such a method.
+        """
+        op = getattr(self, "_last_op", None)
+        if op is None or op[0] not in WRITE_BACK:
+            raise TypeError(
+                "expected the result of a method that can be undone "
+                f"({', '.join(sorted(WRITE_BACK))}) after 'with', found another tensordict"
+            )
+        if op[1] is not None:
+            # The block keeps the original alive; the result alone does not.
+            op = (op[0], _Held(op[1]()), op[2])
+        self._open_ops = [*(getattr(self, "_open_ops", None) or ()), op]
+        self._last_op = None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        open_ops = self._open_ops
+        name, source, detail = open_ops.pop()
+        WRITE_BACK[name](self, None if source is None else source.value, detail)
+
+
+class _Held:
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _undo_lock(td: Any, _: Any, was_locked: bool) -> None:
+    if not was_locked:
+        td.unlock_()
+
+
+def _undo_unlock(td: Any, _: Any, was_locked: bool) -> None:
+    if was_locked:
+        td.lock_()
+
+
+def _undo_key_change(inverse: str) -> Callable[[Any, Any, Any], None]:
+    def undo(result: Any, source: Any, separator: str) -> None:
+        if source is None:
+            return
+        back = getattr(result, inverse)(separator)
+        if source is result:
+            return
+        source._replace_entries(back)
+
+    return undo
+
+
+WRITE_BACK: dict[str, Callable[[Any, Any, Any], None]] = {
+    "lock_": _undo_lock,
+    "unlock_": _undo_unlock,
+    "flatten_keys": _undo_key_change("unflatten_keys"),
+    "unflatten_keys": _undo_key_change("flatten_keys"),
+}

@@ -1,0 +1,190 @@
+"""Copies of a tensordict: shallow, deep, empty, as plain dictionaries, pickled.
+
+Key names: :class:`CopyingMixin` (``clone``, ``copy``, ``empty``, ``to_dict``, pickling).
+
+Invariant: a copy has nested tensordicts of its own, at every level, and is not locked; only pickling
+keeps the lock.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from tdcompile.tensordict.collection import TensorCollection
+from tdcompile.tensordict.keys import NO_DEFAULT
+from tdcompile.tensordict.nontensor import NonTensorData
+
+
+class CopyingMixin:
+    """Copies and plain forms."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        _entries: dict[str, Any]
+        _batch_size: torch.Size
+        _device: torch.device | None
+        _names: tuple[str | None, ...] | None
+        _is_locked: bool
+
+        @classmethod
+        def _from_entries(
+            cls,
+            entries: dict[str, Any],
+            batch_size: torch.Size,
+            device: torch.device | None = None,
+            names: tuple[str | None, ...] | None = None,
+        ) -> Self: ...
+
+    def clone(self, recurse: bool = True) -> Self:
+        """Return a copy with the same batch size, device and names, not locked.
+
+        Args:
+            recurse: copy the leaves too; otherwise they are the same tensors, in nested
+                tensordicts that are new.
+
+        Example:
+            >>> td = TensorDict({"n": {"x": torch.ones(3)}}, batch_size=[3])
+            >>> shallow = td.clone(recurse=False)
+            >>> shallow["n"] is td["n"], shallow["n", "x"] is td["n", "x"]
+            (False, True)
+        """
+        entries: dict[str, Any] = {}
+        for name, value in self._entries.items():
+            if isinstance(value, Tensor):
+                entries[name] = value.clone() if recurse else value
+            elif isinstance(value, NonTensorData):
+                entries[name] = value
+            else:
+                entries[name] = value.clone(recurse)
+        return self._from_entries(entries, self._batch_size, self._device, self._names)
+
+    def copy(self) -> Self:
+        """Return a shallow copy: ``clone(recurse=False)``."""
+        return self.clone(False)
+
+    def to_tensordict(self, *, retain_none: bool | None = None) -> Self:
+        """Return a copy as a plain tensordict: ``clone()``."""
+        return self.clone()
+
+    def empty(
+        self,
+        recurse: bool = False,
+        *,
+        batch_size: Any = None,
+        device: Any = NO_DEFAULT,
+        names: Any = NO_DEFAULT,
+    ) -> Self:
+        """Return a tensordict without entries and with the same batch size, device and names.
+
+        Args:
+            recurse: keep the nested tensordicts (without leaves) and the non-tensor entries.
+            batch_size: another batch size.
+            device: another device.
+            names: other names.
+        """
+        other: dict[str, Any] = {}
+        if batch_size is not None:
+            other["batch_size"] = batch_size
+        if device is not NO_DEFAULT:
+            other["device"] = device
+        if names is not NO_DEFAULT:
+            other["names"] = names
+        if other:
+            other.setdefault("batch_size", self._batch_size)
+            other.setdefault("device", self._device)
+            if "names" not in other and other["batch_size"] == self._batch_size:
+                other["names"] = self._names
+            result = type(self)({}, **other)
+        else:
+            result = self._from_entries({}, self._batch_size, self._device, self._names)
+        if recurse:
+            for name, value in self._entries.items():
+                if isinstance(value, TensorCollection):
+                    result._entries[name] = value.empty(True, **other)  # type: ignore[attr-defined]
+                elif isinstance(value, NonTensorData):
+                    result._entries[name] = value._with_batch_size(result._batch_size)
+        return result
+
+    def to_dict(
+        self,
+        *,
+        retain_none: bool = True,
+        convert_tensors: Any = False,
+        tolist_first: bool = False,
+    ) -> Any:
+        """Return nested dictionaries with the same tensors (no copy) and bare non-tensor values.
+
+        Args:
+            retain_none: keep entries whose value is ``None``.
+            convert_tensors: ``True`` makes lists of the tensors, ``"numpy"`` arrays.
+            tolist_first: make a list of dictionaries out of a nested tensordict with batch
+                dimensions.
+
+        Raises:
+            ValueError: if `convert_tensors` is anything else.
+        """
+        if convert_tensors not in (False, True, "numpy"):
+            raise ValueError(
+                f"expected convert_tensors to be True, False or 'numpy', found {convert_tensors!r}"
+            )
+        result: dict[str, Any] = {}
+        for name, value in self._entries.items():
+            if isinstance(value, Tensor):
+                if convert_tensors == "numpy":
+                    result[name] = value.numpy(force=True)
+                else:
+                    result[name] = value.tolist() if convert_tensors else value
+            elif isinstance(value, NonTensorData):
+                if value.data is not None or retain_none:
+                    result[name] = value.data
+            elif tolist_first:
+                result[name] = value.tolist(convert_tensors=convert_tensors)
+            else:
+                result[name] = value.to_dict(
+                    retain_none=retain_none, convert_tensors=convert_tensors
+                )
+        return result
+
+    def tolist(self, *, convert_tensors: Any = True) -> Any:
+        """Return nested lists over the batch dimensions, with a dictionary for each element."""
+        if len(self._batch_size) == 0:
+            return self.to_dict(convert_tensors=convert_tensors, tolist_first=True)
+        rows = self.unbind(0)  # type: ignore[attr-defined]
+        return [row.tolist(convert_tensors=convert_tensors) for row in rows]
+
+    def __copy__(self) -> Self:
+        return self.clone(False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy everything, non-tensor values included; what is shared inside stays shared."""
+        entries: dict[str, Any] = {}
+        result = self._from_entries(entries, self._batch_size, self._device, self._names)
+        memo[id(self)] = result
+        for name, value in self._entries.items():
+            if isinstance(value, Tensor) and value.requires_grad and not value.is_leaf:
+                # torch refuses to deep-copy these; a clone stays in the graph of autograd.
+                if id(value) not in memo:
+                    memo[id(value)] = value.clone()
+                entries[name] = memo[id(value)]
+            else:
+                entries[name] = copy.deepcopy(value, memo)
+        return result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        names = self._names
+        state = (tuple(self._batch_size), self._device, names, self._is_locked)
+        return _unpickle, (type(self), self._entries, *state)
+
+
+def _unpickle(
+    cls: Any, entries: dict[str, Any], batch_size: Any, device: Any, names: Any, is_locked: bool
+) -> Any:
+    result = cls._from_entries(dict(entries), torch.Size(batch_size), device, names)
+    if is_locked:
+        result.lock_()
+    return result

@@ -1,0 +1,121 @@
+"""Locking: a locked tensordict keeps its key set and its entries; values may change in place.
+
+Key names: :class:`LockingMixin` (``is_locked``, ``lock_``, ``unlock_``).
+
+Invariant: every nested tensordict of a locked one is locked, and holds a weak reference to each
+tensordict that locked it. References go up weakly and down strongly, so there are no cycles.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Self
+
+from tdcompile.errors import LockedError
+from tdcompile.tensordict.collection import TensorCollection
+
+
+class LockingMixin:
+    """The lock of a tensordict and of those nested in it."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        _entries: dict[str, Any]
+        _is_locked: bool
+        _lock_parents: list[weakref.ref[Any]] | None
+        _last_op: tuple[str, Any, Any] | None
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the tensordict is locked. Setting it locks or unlocks.
+
+        Example:
+            >>> td = TensorDict({"n": {"x": torch.ones(3)}}, batch_size=[3]).lock_()
+            >>> td.is_locked, td["n"].is_locked
+            (True, True)
+        """
+        return self._is_locked
+
+    @is_locked.setter
+    def is_locked(self, value: bool) -> None:
+        if value:
+            self.lock_()
+        else:
+            self.unlock_()
+
+    def lock_(self) -> Self:
+        """Lock this tensordict and all nested in it, and return it.
+
+        A locked tensordict refuses new, replaced and removed entries; writes in place are allowed.
+        As a context manager, the lock is released at the end unless it was there before.
+
+        Example:
+            >>> with td.lock_():
+            ...     td.set_("a", torch.zeros(3))
+        """
+        was_locked = self._is_locked
+        if not was_locked:
+            self._lock(None)
+        self._last_op = ("lock_", None, was_locked)
+        return self
+
+    def _lock(self, parent: Any) -> None:
+        if parent is not None:
+            kept = [ref for ref in self._lock_parents or () if ref() is not None]
+            if all(ref() is not parent for ref in kept):
+                kept.append(weakref.ref(parent))
+            self._lock_parents = kept
+        if self._is_locked:
+            return
+        self._is_locked = True
+        for value in self._entries.values():
+            if isinstance(value, TensorCollection):
+                value._lock(self)  # type: ignore[attr-defined]
+
+    def unlock_(self) -> Self:
+        """Unlock this tensordict and all nested in it, and return it.
+
+        As a context manager, the tensordict is locked again at the end if it was before.
+
+        Raises:
+            LockedError: if a tensordict is locked that holds this one or one nested in it.
+
+        Example:
+            >>> with td.unlock_():
+            ...     td["new"] = torch.zeros(3)
+        """
+        was_locked = self._is_locked
+        if was_locked:
+            nodes: list[Any] = []
+            _collect_nodes(self, nodes)
+            for node in nodes:
+                parent = _foreign_parent(node, nodes)
+                if parent is not None:
+                    raise LockedError(
+                        "expected the root of a locked tree to unlock, found a tensordict held by "
+                        f"a locked one with the keys {list(parent._entries)}: unlock that one first"
+                    )
+            for node in nodes:
+                node._is_locked = False
+                node._lock_parents = None
+        self._last_op = ("unlock_", None, was_locked)
+        return self
+
+
+def _collect_nodes(node: Any, out: list[Any]) -> None:
+    if any(seen is node for seen in out):
+        return
+    out.append(node)
+    for value in node._entries.values():
+        if isinstance(value, TensorCollection):
+            _collect_nodes(value, out)
+
+
+def _foreign_parent(node: Any, nodes: list[Any]) -> Any:
+    """Return a live locked tensordict that holds `node` and is none of `nodes`, or ``None``."""
+    for ref in node._lock_parents or ():
+        parent = ref()
+        if parent is not None and parent._is_locked and all(parent is not own for own in nodes):
+            return parent
+    return None

@@ -1,0 +1,812 @@
+"""The dictionary side of a tensordict: reading, writing and removing entries.
+
+Key names: :class:`MappingMixin` (``get``, ``set``, ``update``, ``pop``, ``keys``, ...).
+
+Symbols: ``*B`` batch dimensions, ``*F`` trailing dimensions of a leaf; a leaf is ``(*B, *F)``.
+
+Invariant: a call that fails has changed nothing. Each write is planned first (every lock, key, shape
+and device is looked at, values are converted) and only then carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from tdcompile.errors import KeyPathError, KeyThroughLeafError, LockedError, TensorDictShapeError
+from tdcompile.tensordict.collection import TensorCollection
+from tdcompile.tensordict.keys import (
+    NO_DEFAULT,
+    format_entry,
+    format_key,
+    invalid_key,
+    is_nested_key,
+    unravel_key_to_tuple,
+)
+from tdcompile.tensordict.nontensor import NonTensorData, to_leaf
+
+if TYPE_CHECKING:
+    from tdcompile.tensordict.dense import TensorDict
+
+# What an update is to do: one pending dictionary a tensordict, and the in-place copies.
+_Writes = list[tuple[Any, dict[str, Any]]]
+_Copies = list[tuple[Tensor, Tensor]]
+
+
+class MappingMixin(TensorCollection):
+    """Entries by key, as in a dictionary; a key may be nested."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        _entries: dict[str, Any]
+        _batch_size: torch.Size
+        _device: torch.device | None
+        _names: tuple[str | None, ...] | None
+        _is_locked: bool
+
+        @classmethod
+        def _from_entries(
+            cls,
+            entries: dict[str, Any],
+            batch_size: torch.Size,
+            device: torch.device | None = None,
+            names: tuple[str | None, ...] | None = None,
+        ) -> Self: ...
+
+        def _index(self, index: Any) -> Any: ...
+
+        def _set_index(self, index: Any, value: Any) -> None: ...
+
+        def _with_batch_size(self, batch_size: torch.Size, path: Any = ()) -> Self: ...
+
+        def _with_names(self, names: tuple[str | None, ...]) -> Self: ...
+
+        def to(self, *args: Any, **kwargs: Any) -> Any: ...
+
+        def copy(self) -> Self: ...
+
+        def unbind(self, dim: int) -> tuple[Self, ...]: ...
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def get(self, key: Any, default: Any = NO_DEFAULT) -> Any:
+        """Return the entry at `key` itself (no copy), or `default` if it is absent.
+
+        Unlike ``td[key]``, a non-tensor entry comes as its ``NonTensorData``, and an absent key
+        without a default gives ``None``.
+
+        Args:
+            key: a string or a nested key.
+            default: what an absent key gives.
+
+        Raises:
+            InvalidKeyError: if `key` is no key.
+            KeyThroughLeafError: if the path leads through a leaf and there is no `default`.
+
+        Example:
+            >>> td = TensorDict({"n": {"x": torch.ones(3)}}, batch_size=[3])
+            >>> td.get(("n", "x")).shape, td.get("y"), td.get("y", 0)
+            (torch.Size([3]), None, 0)
+        """
+        if isinstance(key, str):
+            return self._entries.get(key, None if default is NO_DEFAULT else default)
+        return self._get_path(unravel_key_to_tuple(key), default)
+
+    def _get_path(self, path: tuple[str, ...], default: Any) -> Any:
+        entries = self._entries
+        name = path[0]
+        if name not in entries:
+            return None if default is NO_DEFAULT else default
+        value = entries[name]
+        if len(path) == 1:
+            return value
+        if isinstance(value, MappingMixin):
+            return value._get_path(path[1:], default)
+        if default is NO_DEFAULT:
+            raise _through_leaf(value, path)
+        return default
+
+    def _require(self, path: tuple[str, ...]) -> Any:
+        """Return the entry at a path; raise if it is absent."""
+        value: Any = self
+        for depth, name in enumerate(path):
+            if not isinstance(value, MappingMixin):
+                raise _through_leaf(value, path[depth - 1 :])
+            if name not in value._entries:
+                raise _absent(value, path, depth)
+            value = value._entries[name]
+        return value
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return an entry (``index`` is a key) or the indexed tensordict.
+
+        With a key, the entry itself (no copy); a non-tensor entry comes as its bare value. With
+        anything else, every leaf is indexed in its batch dimensions, as torch indexes tensors.
+
+        Raises:
+            KeyPathError: if the key is absent.
+            KeyThroughLeafError: if the key path leads through a leaf.
+        """
+        if isinstance(index, str):
+            entries = self._entries
+            if index not in entries:
+                raise _absent(self, (index,), 0)
+            value = entries[index]
+            return value.data if isinstance(value, NonTensorData) else value
+        if isinstance(index, tuple) and _names_an_entry(index):
+            value = self._require(unravel_key_to_tuple(index))
+            return value.data if isinstance(value, NonTensorData) else value
+        return self._index(index)
+
+    def get_non_tensor(self, key: Any, default: Any = NO_DEFAULT) -> Any:
+        """Return the bare value of a non-tensor entry, or the entry itself if it is none.
+
+        Raises:
+            KeyPathError: if `key` is absent and there is no `default`.
+        """
+        path = unravel_key_to_tuple(key)
+        value = self._require(path) if default is NO_DEFAULT else self._get_path(path, default)
+        return value.data if isinstance(value, NonTensorData) else value
+
+    def __contains__(self, key: Any) -> bool:
+        """Tell whether there is an entry at `key`, which may be nested.
+
+        Raises:
+            InvalidKeyError: if `key` is no key.
+        """
+        if isinstance(key, str):
+            return key in self._entries
+        return self._has_path(unravel_key_to_tuple(key))
+
+    def _has_path(self, path: tuple[str, ...]) -> bool:
+        value: Any = self
+        for name in path:
+            if not isinstance(value, MappingMixin) or name not in value._entries:
+                return False
+            value = value._entries[name]
+        return True
+
+    def __len__(self) -> int:
+        """The size of the first batch dimension; 0 without batch dimensions."""
+        return self._batch_size[0] if len(self._batch_size) > 0 else 0
+
+    def __iter__(self) -> Iterator[Self]:
+        """Iterate over the first batch dimension.
+
+        Raises:
+            TypeError: if there are no batch dimensions.
+        """
+        if len(self._batch_size) == 0:
+            raise TypeError(
+                "expected at least one batch dimension to iterate over, found batch_size=[]: "
+                "use keys(), values() or items() to iterate over the entries"
+            )
+        return iter(self.unbind(0))
+
+    # -- conversion of a value to an entry -----------------------------------------------------
+
+    def _to_entry(self, value: Any, path: Any) -> Any:
+        """Return what this tensordict stores for `value`; nothing is written.
+
+        Args:
+            value: a tensor ``(*B, *F)``, a tensordict, a mapping, or anything for :func:`to_leaf`.
+            path: key path of the value, for messages.
+
+        Raises:
+            TensorDictShapeError: if the leading dimensions are not the batch size.
+        """
+        if not isinstance(value, Tensor):
+            if isinstance(value, TensorCollection):
+                return self._adopt(value, path)
+            if isinstance(value, Mapping):
+                return self._nest(value, path)
+            scalar = value
+            value = to_leaf(value, self._batch_size)
+            if not isinstance(value, Tensor):
+                return value
+            if value.shape[: len(self._batch_size)] != self._batch_size:
+                raise _misfit(self, value, path, scalar)
+        elif value.shape[: len(self._batch_size)] != self._batch_size:
+            raise _misfit(self, value, path)
+        device = self._device
+        if device is not None and value.device != device:
+            return value.to(device)
+        return value
+
+    def _adopt(self, value: Any, path: Any) -> Any:
+        """Return a tensordict to store: `value` itself if batch size, device and names allow."""
+        ndim = len(self._batch_size)
+        if value.batch_size[:ndim] != self._batch_size:
+            value = value._with_batch_size(self._batch_size, path)
+        if self._device is not None and value.device != self._device:
+            value = value.to(self._device)
+        names = self._names
+        if names is not None and (value._names is None or value._names[:ndim] != names):
+            value = value._with_names(_refine(value, names, path))
+        return value
+
+    def _nest(self, mapping: Mapping[Any, Any], path: Any) -> Self:
+        nested = self._empty_like_self()
+        prefix = path if isinstance(path, tuple) else (path,)
+        for key, value in mapping.items():
+            nested._set_path(unravel_key_to_tuple(key), value, prefix)
+        return nested
+
+    def _empty_like_self(self) -> Self:
+        return type(self)._from_entries({}, self._batch_size, self._device, self._names)
+
+    def _write(self, entries: dict[str, Any]) -> None:
+        """Store entries that :meth:`_to_entry` made."""
+        self._entries.update(entries)
+        if self._names is None:
+            for entry in entries.values():
+                self._take_names(entry)
+
+    def _take_names(self, entry: Any) -> None:
+        # A tensordict without names takes those of a nested one that is written to it.
+        if isinstance(entry, MappingMixin) and self._names is None and entry._names is not None:
+            names = entry._names[: len(self._batch_size)]
+            if any(name is not None for name in names):
+                self._names = names
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def set(
+        self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False
+    ) -> Self:
+        """Store `item` at `key` and return the tensordict itself.
+
+        A tensor or a tensordict is stored as it is (same object) where batch size and device
+        allow; a mapping becomes a nested tensordict, a Python number a tensor, any other value a
+        ``NonTensorData``. Nested tensordicts on the way are made where absent.
+
+        Args:
+            key: a string or a nested key.
+            item: a tensor ``(*B, *F)`` or any of the above.
+            inplace: copy into the existing tensor, which keeps its storage; an absent key is added.
+            non_blocking: let an in-place copy between devices run asynchronously.
+
+        Raises:
+            InvalidKeyError: if `key` is no key.
+            KeyThroughLeafError: if the path leads through a leaf.
+            LockedError: if the tensordict is locked (and it is no in-place write).
+            TensorDictShapeError: if the leading dimensions of `item` are not ``(*B,)``.
+
+        Example:
+            >>> td = TensorDict(batch_size=[3]).set(("n", "x"), torch.ones(3, 2))
+            >>> td["n", "x"].shape
+            torch.Size([3, 2])
+        """
+        if inplace and key in self:
+            return self.set_(key, item, non_blocking=non_blocking)
+        if isinstance(key, str):
+            if self._is_locked:
+                raise locked_error((key,))
+            entry = self._to_entry(item, key)
+            self._entries[key] = entry
+            if self._names is None and not isinstance(entry, Tensor):
+                self._take_names(entry)
+            return self
+        self._set_path(unravel_key_to_tuple(key), item)
+        return self
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """Store an entry (``index`` is a key, see :meth:`set`) or write into indexed rows.
+
+        Raises:
+            LockedError: if `index` is a key and the tensordict is locked.
+            TensorDictShapeError: if the value does not fit.
+        """
+        if isinstance(index, str) or (isinstance(index, tuple) and _names_an_entry(index)):
+            self.set(index, value)
+        else:
+            self._set_index(index, value)
+
+    def _set_path(self, path: tuple[str, ...], value: Any, prefix: tuple[str, ...] = ()) -> None:
+        node, depth = self._deepest(path)
+        if node._is_locked:
+            raise locked_error(prefix + path)
+        node._write({path[depth]: node._entry_below(path, depth, value, prefix)})
+
+    def _entry_below(
+        self, path: tuple[str, ...], depth: int, value: Any, prefix: tuple[str, ...] = ()
+    ) -> Any:
+        """Return what to store at ``path[depth]`` so that `value` comes to stand at `path`."""
+        entry = self._to_entry(value, prefix + path)
+        for name in reversed(path[depth + 1 :]):
+            nested = self._empty_like_self()
+            nested._write({name: entry})
+            entry = nested
+        return entry
+
+    def _deepest(self, path: tuple[str, ...]) -> tuple[Self, int]:
+        """Return the deepest tensordict on a path that is there, and its depth."""
+        node = self
+        last = len(path) - 1
+        for depth in range(last):
+            child = node._entries.get(path[depth])
+            if child is None:
+                return node, depth
+            if not isinstance(child, MappingMixin):
+                raise _through_leaf(child, path[depth:])
+            node = child  # type: ignore[assignment]  # nested tensordicts are of our own class
+        return node, last
+
+    def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
+        """Copy `item` into the existing entry at `key`; every leaf keeps its storage.
+
+        Allowed on a locked tensordict. For a nested tensordict, `item` is a mapping of some of its
+        entries. A non-tensor entry gets a new value.
+
+        Raises:
+            KeyPathError: if `key` is absent.
+            TensorDictShapeError: if `item` does not fit the entry.
+        """
+        path = unravel_key_to_tuple(key)
+        node = self._require(path[:-1])
+        if not isinstance(node, MappingMixin):
+            raise _through_leaf(node, path[-2:])
+        if path[-1] not in node._entries:
+            raise _absent(node, path, len(path) - 1)
+        writes: _Writes = []
+        copies: _Copies = []
+        _plan_copy(node, path[-1], item, path, writes, copies)
+        _carry_out(writes, copies, non_blocking)
+        return self
+
+    def set_non_tensor(self, key: Any, value: Any) -> Self:
+        """Store any value at `key` as a ``NonTensorData``, also a tensor or a number.
+
+        Raises:
+            LockedError: if the tensordict is locked.
+        """
+        self._set_path(unravel_key_to_tuple(key), NonTensorData(value, self._batch_size))
+        return self
+
+    def setdefault(self, key: Any, default: Any, inplace: bool = False) -> Any:
+        """Return the entry at `key`; store `default` there first if it is absent.
+
+        Raises:
+            LockedError: if the tensordict is locked and `key` is absent.
+        """
+        path = unravel_key_to_tuple(key)
+        if not self._has_path(path):
+            self.set(path, default, inplace=inplace)
+        return self._get_path(path, None)
+
+    def update(
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        inplace: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Any = None,
+        is_leaf: Any = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Store the entries of a mapping or tensordict and return the tensordict itself.
+
+        Nested tensordicts are merged, not replaced. Entries are stored as by :meth:`set`. Either
+        all entries are written or none.
+
+        Args:
+            input_dict_or_td: the entries; keys may be nested.
+            clone: store copies.
+            inplace: copy into the existing tensors; absent keys are added.
+            non_blocking: let in-place copies between devices run asynchronously.
+            keys_to_update: nested keys to be taken from the input; all if ``None``.
+            is_leaf: tells by class which nested values replace an entry instead of merging.
+            **kwargs: further entries, which win over those of the input.
+
+        Raises:
+            LockedError: if the tensordict is locked (and it is no in-place write).
+            TensorDictShapeError: if a value does not fit the batch size.
+
+        Example:
+            >>> td = TensorDict({"n": {"x": torch.ones(3)}}, batch_size=[3])
+            >>> list(td.update({"n": {"y": torch.ones(3)}})["n"].keys())
+            ['x', 'y']
+        """
+        if self._is_locked and not inplace:
+            raise locked_error(())
+        plan = _UpdatePlan(inplace, clone, is_leaf)
+        wanted = None if keys_to_update is None else _tree_of_keys(keys_to_update)
+        if input_dict_or_td is not None:
+            plan.add(self, input_dict_or_td, (), wanted)
+        if kwargs:
+            plan.add(self, kwargs, (), wanted)
+        _carry_out(plan.writes, plan.copies, non_blocking)
+        return self
+
+    def update_(
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Any = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Copy the entries of a mapping or tensordict into the existing ones, in place.
+
+        Allowed on a locked tensordict. Either all entries are written or none.
+
+        Raises:
+            KeyPathError: if a key of the input is absent here.
+            TensorDictShapeError: if a value does not fit its entry.
+        """
+        wanted = None if keys_to_update is None else _tree_of_keys(keys_to_update)
+        writes: _Writes = []
+        copies: _Copies = []
+        for source in (input_dict_or_td, kwargs):
+            if source is not None:
+                _plan_copies(self, source, (), wanted, writes, copies)
+        if clone:
+            copies = [(dest, value.clone()) for dest, value in copies]
+        _carry_out(writes, copies, non_blocking)
+        return self
+
+    # -- removing and renaming -----------------------------------------------------------------
+
+    def _parent_of(self, path: tuple[str, ...]) -> Self:
+        """Return the tensordict that holds the last name of a path; raise if it is absent."""
+        node = self._require(path[:-1])
+        if not isinstance(node, MappingMixin):
+            raise _through_leaf(node, path[-2:])
+        if path[-1] not in node._entries:
+            raise _absent(node, path, len(path) - 1)
+        return node  # type: ignore[return-value]
+
+    def pop(self, key: Any, default: Any = NO_DEFAULT) -> Any:
+        """Remove the entry at `key` and return it; `default` if it is absent.
+
+        Raises:
+            KeyPathError: if `key` is absent and there is no `default`.
+            LockedError: if the tensordict is locked and `key` is there.
+        """
+        path = unravel_key_to_tuple(key)
+        if default is not NO_DEFAULT and not self._has_path(path):
+            return default
+        node = self._parent_of(path)
+        if node._is_locked:
+            raise locked_error(path)
+        return node._entries.pop(path[-1])
+
+    def popitem(self) -> tuple[str, Any]:
+        """Remove the entry that was added last and return its key and value.
+
+        Raises:
+            KeyPathError: if there are no entries.
+            LockedError: if the tensordict is locked.
+        """
+        if self._is_locked:
+            raise locked_error(())
+        if len(self._entries) == 0:
+            raise KeyPathError("expected at least one entry to pop, found an empty tensordict")
+        return self._entries.popitem()
+
+    def del_(self, key: Any) -> Self:
+        """Remove the entry at `key` and return the tensordict itself.
+
+        Raises:
+            KeyPathError: if `key` is absent.
+            LockedError: if the tensordict is locked.
+        """
+        path = unravel_key_to_tuple(key)
+        node = self._parent_of(path)
+        if node._is_locked:
+            raise locked_error(path)
+        del node._entries[path[-1]]
+        return self
+
+    def __delitem__(self, key: Any) -> None:
+        """Remove the entry at `key`, see :meth:`del_`."""
+        self.del_(key)
+
+    def rename_key_(self, old_key: Any, new_key: Any, safe: bool = False) -> Self:
+        """Move an entry to another key and return the tensordict itself.
+
+        The entry goes to the end, unless `new_key` is there: then it takes its place.
+
+        Args:
+            old_key: the key of the entry.
+            new_key: its new key; nested tensordicts on the way are made where absent.
+            safe: refuse to replace an entry at `new_key`.
+
+        Raises:
+            KeyPathError: if `old_key` is absent, or `safe` is set and `new_key` is there.
+            LockedError: if the tensordict is locked.
+
+        Example:
+            >>> td = TensorDict({"a": torch.ones(3), "b": torch.ones(3)}, batch_size=[3])
+            >>> list(td.rename_key_("a", "c").keys())
+            ['b', 'c']
+        """
+        old = unravel_key_to_tuple(old_key)
+        new = unravel_key_to_tuple(new_key)
+        if self._is_locked:
+            raise locked_error(old)
+        source = self._parent_of(old)
+        if old == new:
+            return self
+        if safe and self._has_path(new):
+            raise KeyPathError(
+                f"expected {format_key(new)} to be free, found an entry there: "
+                "delete it first, or rename with safe=False"
+            )
+        value = source._entries[old[-1]]
+        if new[: len(old)] == old:
+            # The entry moves below its own key, where nothing is left of it by then.
+            node, depth = source, len(old) - 1
+        else:
+            node, depth = self._deepest(new)
+        if node._is_locked or source._is_locked:
+            raise locked_error(old)
+        entry = node._entry_below(new, depth, value)
+        del source._entries[old[-1]]
+        node._write({new[depth]: entry})
+        return self
+
+    def clear(self) -> Self:
+        """Remove every entry and return the tensordict itself.
+
+        Raises:
+            LockedError: if the tensordict is locked.
+        """
+        if self._is_locked:
+            raise locked_error(())
+        self._entries.clear()
+        return self
+
+    def create_nested(self, key: Any) -> Self:
+        """Store an empty nested tensordict at `key`, replacing what is there; return itself.
+
+        Raises:
+            LockedError: if the tensordict is locked.
+        """
+        path = unravel_key_to_tuple(key)
+        self._set_path(path, self._empty_like_self())
+        return self
+
+
+# -- planning and carrying out writes --------------------------------------------------------------
+
+
+def _carry_out(writes: _Writes, copies: _Copies, non_blocking: bool = False) -> None:
+    for dest, value in copies:
+        dest.copy_(value, non_blocking=non_blocking)
+    for node, entries in writes:
+        node._write(entries)
+
+
+class _UpdatePlan:
+    """The writes and copies of one ``update``."""
+
+    __slots__ = ("clone", "copies", "inplace", "is_leaf", "writes")
+
+    def __init__(self, inplace: bool, clone: bool, is_leaf: Any) -> None:
+        self.inplace = inplace
+        self.clone = clone
+        self.is_leaf = is_leaf
+        self.writes: _Writes = []
+        self.copies: _Copies = []
+
+    def add(self, node: Any, source: Any, path: tuple[str, ...], wanted: Any) -> None:
+        """Plan to write the items of `source` to `node`, which stands at `path`."""
+        if not isinstance(source, (TensorCollection, Mapping)):
+            raise AttributeError(
+                f"expected a mapping or a tensordict to update {format_entry(path) if path else 'td'}"
+                f" from, found {type(source).__name__}: pass a dict"
+            )
+        pending: dict[str, Any] = {}
+        for key, value in source.items():
+            name, value, is_nested = _split_item(key, value)
+            below = _wanted_below(wanted, name)
+            if below is _NOTHING:
+                continue
+            where = (*path, name)
+            current = pending[name] if name in pending else node._entries.get(name)
+            is_tree = isinstance(value, (TensorCollection, Mapping))
+            if is_tree and isinstance(current, MappingMixin) and not self._is_whole(value):
+                if name in pending:
+                    # Not yet written, and perhaps the caller's own object: merge into a copy.
+                    current = pending[name] = current.copy()
+                self.add(current, value, where, below)
+                continue
+            if is_nested and current is not None:
+                raise _through_leaf(current, where)
+            if self.inplace and current is not None:
+                _plan_copy(node, name, value, where, self.writes, self.copies)
+                continue
+            if node._is_locked:
+                raise locked_error(where)
+            if below is not None and is_tree:
+                entry = node._empty_like_self()
+                self.add(entry, value, where, below)
+                pending[name] = entry
+                continue
+            if self.clone and isinstance(value, (Tensor, TensorCollection)):
+                value = value.clone()  # type: ignore[union-attr]
+            pending[name] = node._to_entry(value, where)
+        if pending:
+            self.writes.append((node, pending))
+
+    def _is_whole(self, value: Any) -> bool:
+        return self.is_leaf is not None and bool(self.is_leaf(type(value)))
+
+
+def _plan_copies(
+    node: Any, source: Any, path: tuple[str, ...], wanted: Any, writes: _Writes, copies: _Copies
+) -> None:
+    """Plan to copy the items of `source` into the existing entries of `node`."""
+    for key, value in source.items():
+        name, value, _ = _split_item(key, value)
+        below = _wanted_below(wanted, name)
+        if below is _NOTHING:
+            continue
+        where = (*path, name)
+        if name not in node._entries:
+            raise _absent(node, where, len(path))
+        _plan_copy(node, name, value, where, writes, copies, below)
+
+
+def _plan_copy(
+    node: Any,
+    name: str,
+    value: Any,
+    path: tuple[str, ...],
+    writes: _Writes,
+    copies: _Copies,
+    wanted: Any = None,
+) -> None:
+    """Plan to copy `value` into the existing entry `name` of `node`."""
+    dest = node._entries[name]
+    if isinstance(dest, TensorCollection):
+        if not isinstance(value, (TensorCollection, Mapping)):
+            raise TensorDictShapeError(
+                f"expected a mapping or a tensordict for the nested tensordict "
+                f"{format_entry(path)}, found {type(value).__name__}: use set() to replace it"
+            )
+        _plan_copies(dest, value, path, wanted, writes, copies)
+        return
+    if isinstance(dest, NonTensorData):
+        data = value.data if isinstance(value, NonTensorData) else value
+        writes.append((node, {name: NonTensorData(data, dest._batch_size)}))
+        return
+    if not isinstance(value, Tensor):
+        value = value if isinstance(value, TensorCollection) else to_leaf(value, node._batch_size)
+        if not isinstance(value, Tensor):
+            raise TensorDictShapeError(
+                f"expected a tensor of shape {list(dest.shape)} to copy into "
+                f"{format_entry(path)}, found {type(value).__name__}: use set() to replace it"
+            )
+    if value.shape != dest.shape:
+        if value.shape[: len(node._batch_size)] != node._batch_size:
+            raise _misfit(node, value, path)
+        if not _broadcasts_to(value.shape, dest.shape):
+            raise TensorDictShapeError(
+                f"expected a value that broadcasts to {list(dest.shape)} to copy into "
+                f"{format_entry(path)}, found shape {list(value.shape)}: use set() to replace it"
+            )
+    copies.append((dest, value))
+
+
+def _broadcasts_to(shape: torch.Size, target: torch.Size) -> bool:
+    offset = len(target) - len(shape)
+    if offset < 0:
+        return False
+    return all(size in (1, target[offset + dim]) for dim, size in enumerate(shape))
+
+
+def _split_item(key: Any, value: Any) -> tuple[str, Any, bool]:
+    """Return the first name of a key and the value below it, and whether the key was nested."""
+    if isinstance(key, str):
+        return key, value, False
+    path = unravel_key_to_tuple(key)
+    for name in reversed(path[1:]):
+        value = {name: value}
+    return path[0], value, len(path) > 1
+
+
+# A tree of wanted keys: name -> None (everything below) or a tree.
+_NOTHING: Any = NO_DEFAULT
+
+
+def _tree_of_keys(keys: Any) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key in [keys] if is_nested_key(keys) and isinstance(keys, str) else keys:
+        path = unravel_key_to_tuple(key)
+        node = tree
+        for name in path[:-1]:
+            below = node.setdefault(name, {})
+            if below is None:
+                break
+            node = below
+        else:
+            node[path[-1]] = None
+    return tree
+
+
+def _wanted_below(wanted: Any, name: str) -> Any:
+    if wanted is None:
+        return None
+    return wanted.get(name, _NOTHING)
+
+
+def _names_an_entry(index: tuple[Any, ...]) -> bool:
+    """Tell whether a tuple in square brackets is a key path (and no index)."""
+    if len(index) == 0 or not isinstance(index[0], (str, tuple)):
+        return False
+    if is_nested_key(index):
+        return True
+    if isinstance(index[0], str):
+        raise invalid_key(index)
+    return False
+
+
+def _refine(value: Any, names: tuple[str | None, ...], path: Any) -> tuple[str | None, ...]:
+    """Return the names of `value` with those of the tensordict it is stored in filled in."""
+    ndim = len(names)
+    old = value._names or (None,) * len(value.batch_size)
+    merged = []
+    for name, own in zip(names, old, strict=False):
+        if name is not None and own is not None and name != own:
+            raise TensorDictShapeError(
+                f"expected names {list(names)} for the batch dimensions of {format_entry(path)}, "
+                f"found {list(old)}: rename the dimensions of the value first"
+            )
+        merged.append(own if name is None else name)
+    return (*merged, *old[ndim:])
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+
+def locked_error(path: Any) -> LockedError:
+    """Make the error for a write to a locked tensordict."""
+    what = f"write {format_entry(path)}" if path else "change the entries"
+    return LockedError(
+        f"expected an unlocked tensordict to {what}, found a locked one: write in place "
+        "(set_, update_, or inplace=True) or unlock the root first (td.unlock_())"
+    )
+
+
+def _absent(node: Any, path: tuple[str, ...], depth: int) -> KeyPathError:
+    where = f" of {format_entry(path[:depth])}" if depth else ""
+    return KeyPathError(
+        f"expected key {format_key(path)}, found no {path[depth]!r} among the keys"
+        f"{where}: {list(node._entries)}"
+    )
+
+
+def _through_leaf(value: Any, path: tuple[str, ...]) -> KeyThroughLeafError:
+    kind = "a non-tensor value" if isinstance(value, NonTensorData) else "a tensor"
+    return KeyThroughLeafError(
+        f"expected a tensordict at {path[0]!r} on the way to {format_key(path)}, found {kind}: "
+        "shorten the key, or delete that entry first"
+    )
+
+
+def _misfit(node: Any, value: Tensor, path: Any, scalar: Any = None) -> TensorDictShapeError:
+    size, shape = node._batch_size, value.shape
+    entry = format_entry(path)
+    if len(shape) < len(size):
+        detail = f"it has {len(shape)} dimensions, at least {len(size)} are needed"
+    else:
+        dim = next(i for i in range(len(size)) if shape[i] != size[i])
+        detail = f"dimension {dim} must be {size[dim]}, got {shape[dim]}"
+    advice = "reshape the value, or change td.batch_size first"
+    if isinstance(scalar, (bool, int, float)):
+        advice = (
+            f"a Python number is stored as a 0-d tensor; write torch.full({list(size)}, {scalar!r})"
+            " or td.set_non_tensor(key, value)"
+        )
+    return TensorDictShapeError(
+        f"expected {entry} to start with the batch size {list(size)}, found shape {list(shape)}: "
+        f"{detail}; {advice}"
+    )

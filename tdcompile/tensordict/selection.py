@@ -1,0 +1,2 @@
+class SelectionMixin:
+    __slots__ = ()
