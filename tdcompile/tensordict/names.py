@@ -131,6 +131,16 @@ class NamesMixin:
     def names(self, names: Any) -> None:
         spread_names(self, check_names(names, len(self._batch_size)))
 
+    def _with_names(self, names: Names) -> Self:
+        """Return a tensordict with these checked names; this one if it has them already."""
+        if names is not None and all(name is None for name in names):
+            names = None
+        if names == self._names:
+            return self
+        result: Self = _shallow(self)
+        spread_names(result, names)
+        return result
+
     def _has_names(self) -> bool:
         return self._names is not None
 
