@@ -70,6 +70,14 @@ class InvalidKeyError(KeyPathError, TypeError, RuntimeError):
     """
 
 
+class KeyMismatchError(KeyPathError, RuntimeError):
+    """Tensordicts that are combined, stacked or concatenated have different keys.
+
+    Cause: one of them has a tensor under a key that another one lacks.
+    Fix: ``select`` the common keys first, or pass ``default=`` where the operation has it.
+    """
+
+
 class KeyThroughLeafError(KeyPathError, ValueError):
     """A key path leads through an entry that is not a tensordict.
 

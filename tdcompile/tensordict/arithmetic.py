@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tdcompile.errors import KeyPathError, TensorDictShapeError
+from tdcompile.errors import KeyMismatchError, TensorDictShapeError
+from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.leafwise import (
     LEAFWISE_BY_NAME,
     LEAFWISE_OPS,
@@ -55,7 +56,7 @@ class ArithmeticMixin:
 def is_operand(value: Any) -> bool:
     """Tell whether `value` may stand in arithmetic with a tensordict."""
     # numpy's scalars are numbers to torch, too; strings, lists and None have no __float__.
-    return isinstance(value, (Tensor, ArithmeticMixin, int, float, complex)) or hasattr(
+    return isinstance(value, (Tensor, TensorCollection, int, float, complex)) or hasattr(
         value, "__float__"
     )
 
@@ -82,10 +83,10 @@ def combine(
         A new unlocked tensordict with new leaves.
 
     Raises:
-        KeyPathError: if two tensordicts differ in the keys of their tensors.
+        KeyMismatchError: if two tensordicts differ in the keys of their tensors.
         TensorDictShapeError: if the batch sizes and the operands' shapes do not broadcast.
     """
-    first = next(value for value in operands if isinstance(value, ArithmeticMixin))
+    first = next(value for value in operands if isinstance(value, TensorCollection))
     td: Any = first
     batch_size = _result_batch_size(td, operands)
     batch_dims = len(td._batch_size)
@@ -95,19 +96,19 @@ def combine(
         if isinstance(value, Tensor):
             leaves = _aligned_leaves(key, operands, path)
             entries[key] = function(*leaves, **kwargs)
-        elif isinstance(value, ArithmeticMixin):
+        elif isinstance(value, TensorCollection):
             nested = _nested_operands(key, value, operands, batch_dims, path)
             entries[key] = combine(function, nested, kwargs, on_non_tensor, (*path, key))
         elif on_non_tensor is not None:
             others = tuple(
-                o._entries.get(key) if isinstance(o, ArithmeticMixin) else o  # type: ignore[attr-defined]
+                o._entries.get(key) if isinstance(o, TensorCollection) else o  # type: ignore[attr-defined]
                 for o in operands
             )
             entries[key] = on_non_tensor(value, others, batch_size)
         else:
             entries[key] = value if same_batch else value._with_batch_size(batch_size)
     for value in operands:
-        if isinstance(value, ArithmeticMixin) and value is not td:
+        if isinstance(value, TensorCollection) and value is not td:
             check_no_further_keys(td, value, path)
     names = td._names
     if names is not None and len(batch_size) > batch_dims:
@@ -121,7 +122,7 @@ def _result_batch_size(td: Any, operands: tuple[Any, ...]) -> torch.Size:
     shapes = [own]
     for value in operands:
         shape = None
-        if isinstance(value, ArithmeticMixin):
+        if isinstance(value, TensorCollection):
             shape = value._batch_size  # type: ignore[attr-defined]
         elif isinstance(value, Tensor):
             shape = value.shape
@@ -136,7 +137,7 @@ def _aligned_leaves(key: str, operands: tuple[Any, ...], path: _Path) -> list[An
     positions: list[int] = []
     batch_dims: list[int] = []
     for position, value in enumerate(operands):
-        if isinstance(value, ArithmeticMixin):
+        if isinstance(value, TensorCollection):
             leaf = value._entries.get(key)  # type: ignore[attr-defined]
             if not isinstance(leaf, Tensor):
                 raise _key_error(path, key, leaf, "a tensor")
@@ -163,12 +164,12 @@ def _nested_operands(
     """Operands of the same operation on the nested tensordicts under `key`."""
     found: list[Any] = []
     for value in operands:
-        if isinstance(value, ArithmeticMixin):
+        if isinstance(value, TensorCollection):
             entry = value._entries.get(key)  # type: ignore[attr-defined]
             if entry is None:
                 # Nothing there is the same as an empty tensordict: only tensors count as keys.
                 entry = nested._from_entries({}, nested._batch_size, nested._device, None)
-            elif not isinstance(entry, ArithmeticMixin):
+            elif not isinstance(entry, TensorCollection):
                 raise _key_error(path, key, entry, "a tensordict")
             found.append(entry)
         elif isinstance(value, Tensor):
@@ -182,7 +183,7 @@ def check_no_further_keys(td: Any, other: Any, path: _Path) -> None:
     """Check that `other` has no tensor under a key that `td` lacks.
 
     Raises:
-        KeyPathError: naming those keys.
+        KeyMismatchError: naming those keys.
     """
     known = td._entries
     further = [key for key in other._entries if key not in known]
@@ -191,14 +192,14 @@ def check_no_further_keys(td: Any, other: Any, path: _Path) -> None:
         values = other._entries
         further = [k for k in further if isinstance(values[k], Tensor) or _has_tensors(values[k])]
     if further:
-        raise KeyPathError(
+        raise KeyMismatchError(
             f"the operands must have the same keys; {_path_text(path)} of the second has the further"
             f" keys {further}. Select the common keys first, or give default=."
         )
 
 
 def _has_tensors(value: Any) -> bool:
-    if not isinstance(value, ArithmeticMixin):
+    if not isinstance(value, TensorCollection):
         return False
     entries = value._entries  # type: ignore[attr-defined]
     return any(isinstance(v, Tensor) or _has_tensors(v) for v in entries.values())
@@ -208,14 +209,14 @@ def _path_text(path: _Path) -> str:
     return "the tensordict" if not path else "td[" + ", ".join(f'"{key}"' for key in path) + "]"
 
 
-def _key_error(path: _Path, key: str, found: Any, expected: str) -> KeyPathError:
+def _key_error(path: _Path, key: str, found: Any, expected: str) -> KeyMismatchError:
     where = _path_text((*path, key))
     if found is None:
-        return KeyPathError(
+        return KeyMismatchError(
             f"the operands must have the same keys; {where} is missing from one of them."
             " Select the common keys first, or give default=."
         )
-    return KeyPathError(
+    return KeyMismatchError(
         f"{where} must be {expected} in every operand, found {type(found).__name__} in one of them."
     )
 
@@ -229,7 +230,7 @@ def combine_inplace(
     """Call the in-place form of `op` on each leaf of `td`; all leaves are checked first.
 
     Raises:
-        KeyPathError: if a tensordict operand has other keys.
+        KeyMismatchError: if a tensordict operand has other keys.
         TensorDictShapeError: if the result would be larger than `td`.
         RuntimeError: if a leaf cannot hold the dtype of its result.
     """
@@ -259,9 +260,9 @@ def _collect_inplace_binary(
                     _check_inplace_leaf(op, value, [other], (*path, key))
                 leaves.append(value)
                 others.append(other)
-            elif isinstance(value, ArithmeticMixin):
+            elif isinstance(value, TensorCollection):
                 _collect_inplace_binary(op, value, other, leaves, others, (*path, key))
-    elif isinstance(other, ArithmeticMixin) and td._batch_size == other._batch_size:  # type: ignore[attr-defined]
+    elif isinstance(other, TensorCollection) and td._batch_size == other._batch_size:  # type: ignore[attr-defined]
         matches: dict[str, Any] = other._entries  # type: ignore[attr-defined]
         for key, value in td._entries.items():
             if isinstance(value, Tensor):
@@ -275,7 +276,7 @@ def _collect_inplace_binary(
                     _check_inplace_leaf(op, value, [match], (*path, key))
                 leaves.append(value)
                 others.append(match)
-            elif isinstance(value, ArithmeticMixin):
+            elif isinstance(value, TensorCollection):
                 nested = _nested_operands(key, value, (td, other), 0, path)[1]
                 _collect_inplace_binary(op, value, nested, leaves, others, (*path, key))
         check_no_further_keys(td, other, path)
@@ -308,11 +309,11 @@ def _collect_inplace(
             arguments = _aligned_leaves(key, operands, path)
             _check_inplace_leaf(op, value, arguments[1:], (*path, key))
             calls.append([value, *arguments[1:]])
-        elif isinstance(value, ArithmeticMixin):
+        elif isinstance(value, TensorCollection):
             nested = _nested_operands(key, value, operands, batch_dims, path)
             _collect_inplace(op, nested, calls, (*path, key))
     for value in operands[1:]:
-        if isinstance(value, ArithmeticMixin):
+        if isinstance(value, TensorCollection):
             check_no_further_keys(td, value, path)
 
 
@@ -401,10 +402,10 @@ def combine_with_default(
                 entries[key] = function(left, right, **kwargs)
             else:
                 raise _key_error((), key, match, "a tensor")
-        elif isinstance(value, ArithmeticMixin):
+        elif isinstance(value, TensorCollection):
             if match is None:
                 entries[key] = combine(function, (value, default), kwargs)
-            elif isinstance(match, ArithmeticMixin):
+            elif isinstance(match, TensorCollection):
                 entries[key] = combine_with_default(function, value, match, default, kwargs)
             else:
                 raise _key_error((), key, match, "a tensordict")
@@ -416,7 +417,7 @@ def combine_with_default(
                 continue
             if isinstance(value, Tensor):
                 entries[key] = function(default, value, **kwargs)
-            elif isinstance(value, ArithmeticMixin):
+            elif isinstance(value, TensorCollection):
                 entries[key] = combine(function, (default, value), kwargs)
             else:
                 entries[key] = value
@@ -424,7 +425,7 @@ def combine_with_default(
 
 
 def _is_non_tensor(value: Any) -> bool:
-    return not isinstance(value, (Tensor, ArithmeticMixin))
+    return not isinstance(value, (Tensor, TensorCollection))
 
 
 # Methods from the table
@@ -436,7 +437,7 @@ def _each_leaf(td: Any, function: Callable[..., Any]) -> Any:
     for key, value in td._entries.items():
         if isinstance(value, Tensor):
             entries[key] = function(value)
-        elif isinstance(value, ArithmeticMixin):
+        elif isinstance(value, TensorCollection):
             entries[key] = _each_leaf(value, function)
         else:
             entries[key] = value
@@ -449,7 +450,7 @@ def _each_leaf_with_number(td: Any, function: Callable[..., Any], other: Any) ->
     for key, value in td._entries.items():
         if isinstance(value, Tensor):
             entries[key] = function(value, other)
-        elif isinstance(value, ArithmeticMixin):
+        elif isinstance(value, TensorCollection):
             entries[key] = _each_leaf_with_number(value, function, other)
         else:
             entries[key] = value
@@ -462,7 +463,7 @@ def _number_with_each_leaf(td: Any, function: Callable[..., Any], other: Any) ->
     for key, value in td._entries.items():
         if isinstance(value, Tensor):
             entries[key] = function(other, value)
-        elif isinstance(value, ArithmeticMixin):
+        elif isinstance(value, TensorCollection):
             entries[key] = _number_with_each_leaf(value, function, other)
         else:
             entries[key] = value
@@ -484,7 +485,7 @@ def _each_pair(td: Any, function: Callable[..., Any], other: Any, path: _Path) -
                 entries[key] = function(value, match)
             else:
                 entries[key] = function(*_aligned_leaves(key, (td, other), path))
-        elif isinstance(value, ArithmeticMixin):
+        elif isinstance(value, TensorCollection):
             nested = _nested_operands(key, value, (td, other), 0, path)[1]
             entries[key] = _each_pair(value, function, nested, (*path, key))
         else:
@@ -497,7 +498,7 @@ def _is_number(value: Any) -> bool:
     """Tell whether `value` meets each leaf as it is."""
     if isinstance(value, Tensor):
         return value.ndim == 0
-    return not isinstance(value, ArithmeticMixin)
+    return not isinstance(value, TensorCollection)
 
 
 def _keywords(op: LeafwiseOp, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -539,7 +540,7 @@ def _lock_as(op: LeafwiseOp, operands: tuple[Any, ...], result: Any) -> Any:
         for value in operands:
             if isinstance(value, Tensor) and value.ndim > 0:
                 return result
-        first: Any = next(value for value in operands if isinstance(value, ArithmeticMixin))
+        first: Any = next(value for value in operands if isinstance(value, TensorCollection))
         if first._is_locked:
             result.lock_()
     return result
@@ -574,11 +575,11 @@ def _binary_method(op: LeafwiseOp) -> Callable[..., Any]:
     def method(self: Any, other: Any, *, default: Any = None, **kwargs: Any) -> Any:
         if kwargs:
             kwargs = _keywords(op, kwargs)
-        if default is not None and isinstance(other, ArithmeticMixin):
+        if default is not None and isinstance(other, TensorCollection):
             result = combine_with_default(function, self, other, default, kwargs)
         elif kwargs or (on_non_tensor is not None and not _is_number(other)):
             result = combine(function, (self, other), kwargs, on_non_tensor)
-        elif isinstance(other, ArithmeticMixin):
+        elif isinstance(other, TensorCollection):
             result = _each_pair(self, function, other, ())
         elif isinstance(other, Tensor) and other.ndim > 0:
             return combine(function, (self, other), kwargs)
