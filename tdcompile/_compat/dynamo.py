@@ -1,0 +1,286 @@
+"""The Dynamo half of the seam: every private ``torch._dynamo`` name that trackers need, by job.
+
+Key names: :func:`install_presence_guard`, :func:`install_key_set_guard`,
+:func:`install_no_alias_guard`, :func:`wrap_input`, :func:`lazy_input`, :func:`call_torch_function`,
+:func:`inline_function`, :func:`raise_in_user_code`, :func:`graph_break`, :func:`reset`.
+
+Invariant: importing this module costs what importing ``torch._dynamo`` costs, so only
+``tdcompile.variables``, ``tdcompile.guards`` and the plug-in's switch import it, and only on install.
+
+Checked against torch 2.13.0, 2.14.1 and 2.15.0 (``torch/_dynamo/variables/base.py``, ``builder.py``,
+``side_effects.py``, ``codegen.py``, ``guards.py``, ``source.py``).
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch._dynamo
+from torch._C._dynamo.guards import install_no_tensor_aliasing_guard
+from torch._dynamo.bytecode_transformation import (
+    create_call_function,
+    create_call_method,
+    create_instruction,
+)
+from torch._dynamo.codegen import PyCodegen
+from torch._dynamo.exc import Unsupported, raise_observed_exception, unimplemented
+from torch._dynamo.guards import CheckFunctionManager, GuardBuilder, install_guard
+from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.source import (
+    AttrSource,
+    DictGetItemSource,
+    GetItemSource,
+    GlobalSource,
+    Source,
+    TypeSource,
+)
+from torch._dynamo.variables.base import (
+    ValueMutationExisting,
+    ValueMutationNew,
+    VariableTracker,
+)
+from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder, wrap_fx_proxy
+from torch._dynamo.variables.builtin import BuiltinVariable
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.dicts import ConstDictVariable
+from torch._dynamo.variables.functions import UserFunctionVariable
+from torch._dynamo.variables.lazy import LazyVariableTracker
+from torch._dynamo.variables.lists import (
+    ListVariable,
+    SizeVariable,
+    TupleVariable,
+)
+from torch._dynamo.variables.tensor import SymNodeVariable, TensorVariable
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch._dynamo.variables.user_defined import (
+    UserDefinedClassVariable,
+    UserDefinedObjectVariable,
+)
+from torch._guards import Guard
+
+__all__ = [
+    "AttrSource",
+    "BuiltinVariable",
+    "CheckFunctionManager",
+    "ConstDictVariable",
+    "ConstantVariable",
+    "DictGetItemSource",
+    "GetItemSource",
+    "GlobalSource",
+    "Guard",
+    "GuardBuilder",
+    "LazyVariableTracker",
+    "ListVariable",
+    "PyCodegen",
+    "SideEffects",
+    "SizeVariable",
+    "Source",
+    "SymNodeVariable",
+    "TensorVariable",
+    "TorchInGraphFunctionVariable",
+    "TupleVariable",
+    "TypeSource",
+    "Unsupported",
+    "UserDefinedClassVariable",
+    "UserDefinedObjectVariable",
+    "UserFunctionVariable",
+    "ValueMutationExisting",
+    "ValueMutationNew",
+    "VariableBuilder",
+    "VariableTracker",
+    "build",
+    "call_torch_function",
+    "constant",
+    "create_call_function",
+    "create_call_method",
+    "create_instruction",
+    "graph_break",
+    "inline_function",
+    "install_absence_guard",
+    "install_class_guard",
+    "install_key_set_guard",
+    "install_length_guard",
+    "install_no_alias_guard",
+    "install_presence_guard",
+    "install_type_guard",
+    "is_new",
+    "lazy_input",
+    "maybe_mark_dynamic",
+    "new_mutation",
+    "raise_in_user_code",
+    "reset",
+    "skip_frame",
+    "track_existing",
+    "wrap_fx_proxy",
+    "wrap_input",
+]
+
+def reset() -> None:
+    """Drop every compiled frame; compiled frames hold trackers and guards of the moment."""
+    torch._dynamo.reset()
+
+
+operator_getitem = operator.getitem
+
+# ---- values ---------------------------------------------------------------------------------------
+
+
+def constant(value: Any) -> VariableTracker:
+    """A tracker of a Python constant (no source, no guard)."""
+    return ConstantVariable.create(value)  # type: ignore[no-any-return]
+
+
+def build(tx: Any, value: Any, source: Source | None = None) -> VariableTracker:
+    """A tracker of any Python value; with a source it is an input and gets guards."""
+    return VariableTracker.build(tx, value, source)
+
+
+def wrap_input(tx: Any, value: Any, source: Source) -> VariableTracker:
+    """A tracker of an input value, realised now, with the guards of its kind."""
+    return VariableBuilder(tx, source)(value).realize()
+
+
+def lazy_input(value: Any, source: Source) -> VariableTracker:
+    """A tracker of an input value that installs no guard before it is used."""
+    return LazyVariableTracker.create(value, source)  # type: ignore[no-any-return]
+
+
+def new_mutation() -> ValueMutationNew:
+    """The mutation type of a value made inside the trace."""
+    return ValueMutationNew()
+
+
+def is_new(vt: VariableTracker) -> bool:
+    """Whether `vt` was made inside the trace (and is rebuilt, not written back)."""
+    return isinstance(vt.mutation_type, ValueMutationNew)
+
+
+def track_existing(tx: Any, value: Any, vt: VariableTracker) -> VariableTracker:
+    """Register an input object, so that each path to it gives this one tracker."""
+    return tx.output.side_effects.track_mutable(value, vt)  # type: ignore[no-any-return]
+
+
+def call_torch_function(
+    tx: Any, function: Any, args: Sequence[VariableTracker], kwargs: dict[str, VariableTracker]
+) -> VariableTracker:
+    """Call a torch function on trackers: one FX node, no Python interpreted."""
+    return TorchInGraphFunctionVariable(function).call_function(tx, list(args), dict(kwargs))
+
+
+def inline_function(
+    tx: Any,
+    function: Any,
+    args: Sequence[VariableTracker],
+    kwargs: dict[str, VariableTracker] | None = None,
+) -> VariableTracker:
+    """Trace a plain Python function of ours: it is a constant by contract, so it has no guard."""
+    return UserFunctionVariable(function).call_function(tx, list(args), dict(kwargs or {}))
+
+
+def maybe_mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
+    """Ask for a dynamic dimension, without insisting on it (public, but it costs Dynamo's import)."""
+    torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
+# ---- errors ---------------------------------------------------------------------------------------
+
+
+def raise_in_user_code(tx: Any, exception_type: type[BaseException], *args: Any) -> NoReturn:
+    """Raise an exception that the traced program may catch, as eager code would."""
+    raise_observed_exception(exception_type, tx, args=[constant(arg) for arg in args])
+
+
+def graph_break(category: str, context: str, explanation: str, hints: Sequence[str]) -> NoReturn:
+    """Stop tracing here, with upstream's four-part message. Only ``variables.breaks`` calls this."""
+    unimplemented(gb_type=category, context=context, explanation=explanation, hints=list(hints))
+
+
+def skip_frame(category: str, context: str, explanation: str, hints: Sequence[str]) -> NoReturn:
+    """Run this frame eagerly, and do not try again to resume within it."""
+    unimplemented(
+        gb_type=category,
+        context=context,
+        explanation=explanation,
+        hints=list(hints),
+        skip_frame=True,
+    )
+
+
+# ---- guards ---------------------------------------------------------------------------------------
+
+
+def install_type_guard(source: Source) -> None:
+    """Guard the exact type of an input."""
+    install_guard(source.make_guard(GuardBuilder.TYPE_MATCH))
+
+
+def install_class_guard(source: Source) -> None:
+    """Guard that a name still is the very same class object."""
+    install_guard(source.make_guard(GuardBuilder.CLASS_MATCH))
+
+
+def install_presence_guard(source: Source, key: Any) -> None:
+    """Guard that a dictionary has `key`."""
+    install_guard(source.make_guard(functools.partial(GuardBuilder.DICT_CONTAINS, key=key)))
+
+
+def install_absence_guard(source: Source, key: Any) -> None:
+    """Guard that a dictionary does not have `key`."""
+    install_guard(source.make_guard(functools.partial(GuardBuilder.DICT_NOT_CONTAINS, key=key)))
+
+
+def install_length_guard(source: Source) -> None:
+    """Guard the length of a sequence or a dictionary."""
+    install_guard(source.make_guard(GuardBuilder.SEQUENCE_LENGTH))
+
+
+def install_key_set_guard(tx: Any, source: Source, *, ordered: bool) -> None:
+    """Guard all keys of a dictionary; with `ordered` their order too.
+
+    Without an entry in ``guard_on_key_order`` upstream checks the length and the presence of each key
+    (``GuardBuilder.guard_on_dict_keys_and_ignore_order``), which is a set and not a sequence.
+    """
+    if ordered:
+        tx.output.guard_on_key_order.add(source)
+    install_guard(source.make_guard(GuardBuilder.DICT_KEYS_MATCH))
+
+
+def _no_alias(builder: Any, guard: Guard, sources: Sequence[Source]) -> None:
+    managers = [builder.get_guard_manager_from_source(source) for source in sources]
+    names = [source.name for source in sources]
+    code = [f"no two of {', '.join(names)} are the same tensordict"]
+    install_no_tensor_aliasing_guard(managers, names, code, None)
+
+
+def install_no_alias_guard(sources: Sequence[Source]) -> None:
+    """Guard that inputs are distinct objects.
+
+    Upstream guards tensors that way, not other objects; a trace that writes to one tensordict and
+    reads another is right only while they are two.
+    """
+    create_fn: Callable[..., Any] = functools.partial(_no_alias, sources=tuple(sources))
+    install_guard(sources[-1].make_guard(create_fn))
+
+
+def type_table(trace_numpy: bool) -> Any:
+    """The table type -> builder of trackers; there is one for each value of ``config.trace_numpy``."""
+    return VariableBuilder._type_dispatch_impl(trace_numpy)
+
+
+def id_table() -> Any:
+    """The table id(object) -> builder of trackers."""
+    return VariableBuilder._id_dispatch()
+
+
+def sourceless_table() -> Any:
+    """The table type -> builder of trackers for values without a source."""
+    return SourcelessBuilder._type_handlers
+
+
+def clear_handler_cache() -> None:
+    """Forget which handler each operator and operand types had."""
+    BuiltinVariable.call_function_handler_cache.clear()

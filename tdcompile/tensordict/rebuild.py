@@ -1,0 +1,64 @@
+"""Making a tensordict from its parts in one call: what a compiled frame runs for each result.
+
+Key names: :func:`rebuild_tensordict`, :func:`shallow_entries`.
+
+Invariant: the parts come from a trace that checked them, so nothing is checked again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tdcompile.tensordict.collection import TensorCollection
+from tdcompile.tensordict.dense import TensorDict
+
+__all__ = ["rebuild_tensordict", "shallow_entries"]
+
+_new = object.__new__
+
+
+def rebuild_tensordict(
+    entries: dict[str, Any],
+    batch_size: torch.Size,
+    device: torch.device | None,
+    names: tuple[str | None, ...] | None,
+    is_locked: bool,
+) -> TensorDict:
+    """Make a tensordict that owns `entries`.
+
+    Args:
+        entries: leaves ``(*B, *F)``, nested tensordicts and non-tensor data; owned by the result.
+        batch_size: ``(*B,)``.
+        device: device of the result, or None.
+        names: one a batch dimension, or None.
+        is_locked: lock the result, and with it the tensordicts that it holds.
+
+    Returns:
+        A new tensordict; its leaves are those of `entries`, not copies.
+    """
+    td = _new(TensorDict)
+    td._entries = entries
+    td._batch_size = batch_size
+    td._device = device
+    td._names = names
+    td._is_locked = False
+    td._lock_parents = None
+    td._last_op = None
+    td._open_ops = None
+    if is_locked:
+        td.lock_()
+    return td
+
+
+def shallow_entries(entries: dict[str, Any]) -> dict[str, Any]:
+    """Copy a dictionary of entries as ``clone(recurse=False)`` does.
+
+    Returns:
+        A new dictionary in the same order: the same leaves, shallow copies of nested tensordicts.
+    """
+    return {
+        key: value.clone(False) if isinstance(value, TensorCollection) else value
+        for key, value in entries.items()
+    }

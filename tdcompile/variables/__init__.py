@@ -1,0 +1,1 @@
+"""Trackers: how Dynamo models tensordicts. Nothing here runs or registers at import."""

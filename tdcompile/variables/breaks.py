@@ -1,0 +1,40 @@
+"""Graph breaks of ours: one table of categories, each with an action for the user.
+
+Key names: :data:`CATEGORIES`, :func:`break_graph`, :func:`skip_frame`.
+
+Invariant: every break goes through here, its category is a constant, and its first hint is an action.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from tdcompile._compat import dynamo as seam
+
+__all__ = ["CATEGORIES", "break_graph", "skip_frame"]
+
+#: category -> (explanation, hints)
+CATEGORIES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "tdcompile: tensordict under construction": (
+        "A function got a tensordict whose constructor has not finished, so it has no state to track;"
+        " the function runs eagerly.",
+        ("Compile the function that builds the tensordict, not a part of its constructor.",),
+    ),
+    "tdcompile: unlock of a held tensordict": (
+        "Whether unlock_() is allowed depends on the locked tensordicts that hold this one, which a"
+        " trace does not see.",
+        ("Unlock the root of the tree, or call unlock_() outside the compiled function.",),
+    ),
+}
+
+
+def break_graph(category: str, context: Any) -> NoReturn:
+    """Stop tracing here; what follows runs eagerly or in another graph."""
+    explanation, hints = CATEGORIES[category]
+    seam.graph_break(category, str(context), explanation, hints)
+
+
+def skip_frame(category: str, context: Any) -> NoReturn:
+    """Run the frame eagerly."""
+    explanation, hints = CATEGORIES[category]
+    seam.skip_frame(category, str(context), explanation, hints)

@@ -1,0 +1,64 @@
+"""Where a tensordict class keeps its state: the descriptor that trackers read instead of a class.
+
+Key names: :class:`Layout` (one record a class), :data:`FIELDS` (our names of the state).
+
+Invariant: no tracker names a tensordict class or an attribute of one; both come from a ``Layout``.
+A class is served by the trackers when a ``Layout`` of it is registered (``variables.registry``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["FIELDS", "Layout"]
+
+#: The state of a tensordict beside its entries, in the order in which a rebuild function takes it.
+FIELDS = ("batch_size", "device", "names", "is_locked")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one class of tensordicts is laid out.
+
+    Attributes:
+        cls: the exact class; a subclass needs its own record.
+        entries: attribute that holds the ``dict`` of entries.
+        batch_size: attribute that holds the ``torch.Size``, shape ``(*B,)``.
+        device: attribute that holds the device or None.
+        names: attribute that holds the dimension names or None.
+        is_locked: attribute that holds the lock flag.
+        rebuild: importable function ``(entries, batch_size, device, names, is_locked)`` that returns
+            a new tensordict which owns `entries`; it runs once for each returned tensordict.
+        is_trusted: whether the Python of the class is a constant by contract, so that tracing it
+            installs no guard on its functions (our own class; not a foreign package).
+        from_entries: name of the classmethod ``(entries, batch_size, device, names)`` that makes a
+            tensordict without checks, or None if the class has none.
+        shallow_entries: importable function that copies a ``dict`` of entries with shallow copies of
+            the nested tensordicts, as ``clone(recurse=False)`` does; None leaves that method to its
+            own Python.
+        bookkeeping: attributes that carry no meaning for a program (weak references of a lock);
+            a trace reads them as None and drops writes to them.
+        non_tensor: classes of entries that hold a value which is no tensor.
+    """
+
+    cls: type
+    entries: str
+    batch_size: str
+    device: str
+    names: str
+    is_locked: str
+    rebuild: Callable[..., Any]
+    is_trusted: bool = False
+    from_entries: str | None = None
+    shallow_entries: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    bookkeeping: tuple[str, ...] = ()
+    non_tensor: tuple[type, ...] = ()
+
+    def field_of(self, attribute: str) -> str | None:
+        """Our name of the state that `attribute` holds, or None."""
+        for field in FIELDS:
+            if getattr(self, field) == attribute:
+                return field
+        return None

@@ -1,0 +1,436 @@
+"""Leaf-wise operations in a trace: one FX node a leaf, none of our Python interpreted.
+
+Key names: :func:`method` (``td.add(x)``, ``td.exp_()``), :func:`operator_call` (``t * td``, ``-td``,
+``td += 1``), :func:`torch_function` (``torch.mul(td, 2)``).
+
+Invariant: everything is read off the one table (``tensordict.leafwise``). The native loop covers the
+operands whose result has the batch size of the tensordict; for anything else these functions
+answer None and the eager method is traced, which is slower and equally right.
+
+Guards: the key set (not its order) of each tensordict operand, and what its leaves need. Batch size,
+device, names and lock are carried, not read.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from tdcompile._compat import dynamo as seam
+from tdcompile.tensordict.leafwise import (
+    LEAFWISE_BY_NAME,
+    LEAFWISE_BY_TORCH_FUNCTION,
+    LEAFWISE_OPS,
+    LeafwiseOp,
+)
+from tdcompile.variables.storage import StorageVariable
+from tdcompile.variables.tensordict import TensorDictVariable
+
+__all__ = ["OPERATORS", "method", "operator_call", "torch_function"]
+
+_INPLACE_FUNCTIONS = {
+    f"__{name}__": getattr(operator, name)
+    for name in ("iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor", "imod")
+}
+
+#: function of the ``operator`` module (or ``abs``) -> row and whether it writes in place.
+OPERATORS: dict[Any, tuple[LeafwiseOp, bool]] = {}
+for _op in LEAFWISE_OPS:
+    if _op.operator_function is not None:
+        OPERATORS[_op.operator_function] = (_op, False)
+    if _op.inplace_operator is not None:
+        OPERATORS[_INPLACE_FUNCTIONS[_op.inplace_operator]] = (_op, True)
+OPERATORS[operator.neg] = (LEAFWISE_BY_NAME["neg"], False)
+OPERATORS[operator.invert] = (LEAFWISE_BY_NAME["bitwise_not"], False)
+OPERATORS[abs] = (LEAFWISE_BY_NAME["abs"], False)
+
+# A result that is a tensor for each non-tensor entry, too: the eager method knows how.
+_READS_NON_TENSORS = ("eq", "ne")
+_MIRRORED = {"__lt__": "__gt__", "__gt__": "__lt__", "__le__": "__ge__", "__ge__": "__le__"}
+
+Call = Callable[[list[seam.VariableTracker]], seam.VariableTracker]
+
+
+def method(
+    td: TensorDictVariable, tx: Any, name: str, args: list[Any], kwargs: dict[str, Any]
+) -> seam.VariableTracker | None:
+    """``td.<name>(*args, **kwargs)`` for a method of the table, or None."""
+    op = LEAFWISE_BY_NAME[name]
+    bound = _bind(op, args, kwargs)
+    if bound is None:
+        return None
+    operands = [td, *bound]
+    kwargs = {key: value for key, value in kwargs.items() if key in op.keywords}
+    if name.endswith("_"):
+        return _combine_inplace(tx, op, operands, kwargs)
+
+    def call(leaves: list[seam.VariableTracker]) -> seam.VariableTracker:
+        return seam.call_torch_function(tx, op.function, leaves, kwargs)
+
+    return _combine(tx, op, operands, call)
+
+
+def _bind(op: LeafwiseOp, args: list[Any], kwargs: dict[str, Any]) -> list[Any] | None:
+    """The operands after the first, by place or by name; None for any other call."""
+    if len(args) > len(op.operands) or kwargs.keys() - {*op.operands, *op.keywords}:
+        return None
+    operands = [arg.realize() for arg in args]
+    for operand in op.operands[len(args) :]:
+        given = kwargs.get(operand)
+        if given is None and not op.optional_operands:
+            return None
+        operands.append(seam.constant(None) if given is None else given.realize())
+    if op.optional_operands and all(vt.is_constant_none() for vt in operands):
+        return None
+    return operands
+
+
+def operator_call(tx: Any, function: Any, args: Sequence[Any]) -> seam.VariableTracker:
+    """A Python operator with a tensordict on at least one side."""
+    op, inplace = OPERATORS[function]
+    operands = [arg.realize() for arg in args]
+    if inplace and isinstance(operands[0], TensorDictVariable):
+        result = _combine_inplace(tx, op, operands, {})
+    else:
+
+        def call(leaves: list[seam.VariableTracker]) -> seam.VariableTracker:
+            # The operator itself: a Python number may stand on the left.
+            if op.operator_function is None or inplace:
+                return seam.call_torch_function(tx, op.function, leaves, {})
+            return seam.build(tx, op.operator_function).call_function(tx, leaves, {})
+
+        result = _combine(tx, op, operands, call)
+    return result if result is not None else _by_protocol(tx, op, operands, inplace)
+
+
+def torch_function(
+    tx: Any, fn: seam.VariableTracker, args: list[Any], kwargs: dict[str, Any]
+) -> seam.VariableTracker | None:
+    """``torch.<name>(..., td, ...)`` for a function of the table, or None."""
+    value = getattr(fn, "value", None) or getattr(fn, "fn", None)
+    try:
+        op = LEAFWISE_BY_TORCH_FUNCTION.get(value)
+    except TypeError:
+        return None
+    if op is None or len(args) != op.arity or any(key not in op.keywords for key in kwargs):
+        return None
+    operands = [arg.realize() for arg in args]
+
+    def call(leaves: list[seam.VariableTracker]) -> seam.VariableTracker:
+        return seam.call_torch_function(tx, op.function, leaves, kwargs)
+
+    return _combine(tx, op, operands, call)
+
+
+def _by_protocol(tx: Any, op: LeafwiseOp, operands: list[Any], inplace: bool) -> seam.VariableTracker:
+    """Python's own protocol: the left operand's dunder, then the right operand's."""
+    left, *rest = operands
+    if isinstance(left, TensorDictVariable):
+        name = op.inplace_operator if inplace else op.operator
+        assert name is not None
+        result = left.call_method(tx, name, rest, {})
+        if not result.is_constant_match(NotImplemented):
+            return result
+    right = rest[0] if rest else None
+    if isinstance(right, TensorDictVariable):
+        assert op.operator is not None
+        name = _MIRRORED.get(op.operator, op.operator) if op.result == "bool" else op.reflected_operator
+        if name is not None:
+            result = right.call_method(tx, name, [left], {})
+            if not result.is_constant_match(NotImplemented):
+                return result
+    names = " and ".join(repr(vt.python_type_name()) for vt in operands)
+    seam.raise_in_user_code(tx, TypeError, f"unsupported operand type(s) for {op.name}: {names}")
+
+
+# ---- the native loop --------------------------------------------------------------------------------
+
+
+class _Operand:
+    """One operand, and what it gives for the leaf under a key."""
+
+    __slots__ = ("_aligned", "vt")
+
+    def __init__(self, vt: Any) -> None:
+        self.vt = vt
+        self._aligned: dict[int, Any] = {}
+
+    @property
+    def is_tensordict(self) -> bool:
+        return isinstance(self.vt, TensorDictVariable)
+
+    def aligned(self, tx: Any, features: int) -> Any:
+        """The operand with a 1 for each trailing dimension of a leaf; a number as it is."""
+        if features == 0 or not isinstance(self.vt, seam.TensorVariable) or _ndim(self.vt) == 0:
+            return self.vt
+        found = self._aligned.get(features)
+        if found is None:
+            found = self.vt
+            for _ in range(features):
+                found = found.call_method(tx, "unsqueeze", [seam.constant(-1)], {})
+            self._aligned[features] = found
+        return found
+
+
+def _ndim(tensor: seam.TensorVariable) -> int:
+    return tensor.as_proxy().node.meta["example_value"].ndim  # type: ignore[no-any-return]
+
+
+def _example(vt: Any) -> Any:
+    if isinstance(vt, seam.TensorVariable):
+        return vt.as_proxy().node.meta["example_value"]
+    return vt.as_python_constant()
+
+
+def _is_number(vt: Any) -> bool:
+    if isinstance(vt, seam.TensorVariable):
+        return _ndim(vt) == 0
+    if isinstance(vt, seam.SymNodeVariable):
+        return True
+    if not vt.is_python_constant():
+        return False
+    value = vt.as_python_constant()
+    # None is an operand that was left out (clamp).
+    return value is None or isinstance(value, (int, float, complex))
+
+
+def _same_sizes(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    """Whether two shapes are known to be equal, without a new guard."""
+    if len(left) != len(right):
+        return False
+    for a, b in zip(left, right, strict=True):
+        if not torch.fx.experimental.symbolic_shapes.statically_known_true(a == b):
+            return False
+    return True
+
+
+def _plan(tx: Any, operands: list[Any]) -> list[_Operand] | None:
+    """The operands, if the result surely has the batch size of the first tensordict."""
+    td = next(vt for vt in operands if isinstance(vt, TensorDictVariable))
+    for vt in operands:
+        if vt is td or _is_number_or_tensordict(vt):
+            continue
+        if not isinstance(vt, seam.TensorVariable) or not _broadcasts_to_batch(tx, td, vt):
+            return None
+    return [_Operand(vt) for vt in operands]
+
+
+def _is_number_or_tensordict(vt: Any) -> bool:
+    return isinstance(vt, TensorDictVariable) or _is_number(vt)
+
+
+def _broadcasts_to_batch(tx: Any, td: TensorDictVariable, tensor: seam.TensorVariable) -> bool:
+    """Whether a tensor ``(*O,)`` broadcasts to ``(*B,)``. Guards: the number of batch dimensions."""
+    shape = _example(tensor).shape
+    batch_dims = td.batch_dims(tx)
+    if len(shape) > batch_dims:
+        return False
+    leaf = _first_tensor(tx, td)
+    if leaf is None:
+        return False
+    sizes = _example(leaf).shape[batch_dims - len(shape) : batch_dims]
+    return all(_same_sizes((size,), (1,)) or _same_sizes((size,), (b,)) for size, b in zip(shape, sizes, strict=True))
+
+
+def _first_tensor(tx: Any, td: TensorDictVariable) -> seam.TensorVariable | None:
+    for _, vt in td.storage.items(tx, ordered=False):
+        if _kind(td, vt) == "tensor":
+            return vt.realize()  # type: ignore[return-value]
+    return None
+
+
+def _kind(td: TensorDictVariable, vt: Any) -> str:
+    """``"tensor"``, ``"tensordict"``, ``"non-tensor"`` or ``"other"``; a non-tensor stays unread."""
+    if isinstance(vt, seam.LazyVariableTracker) and not vt.is_realized():
+        value_type = vt.peek_type()
+        if value_type in td.layout.non_tensor:
+            seam.install_type_guard(vt.source)
+            return "non-tensor"
+    vt = vt.realize()
+    if isinstance(vt, seam.TensorVariable):
+        return "tensor"
+    if isinstance(vt, TensorDictVariable):
+        return "tensordict"
+    try:
+        return "non-tensor" if vt.python_type() in td.layout.non_tensor else "other"
+    except NotImplementedError:
+        return "other"
+
+
+def _row(
+    tx: Any, td: TensorDictVariable, key: str, own: Any, operands: list[_Operand], batch_dims: int | None
+) -> list[Any] | None:
+    """The operands of one leaf, aligned; None if alignment is not the plain case."""
+    own = own.realize()
+    row = []
+    for operand in operands:
+        if operand.vt is td:
+            row.append(own)
+        elif operand.is_tensordict:
+            other = operand.vt.storage.get(key)
+            if other is None or _kind(operand.vt, other) != "tensor":
+                return None
+            other = other.realize()
+            if _ndim(other) != _ndim(own):
+                return None
+            assert batch_dims is not None
+            if not _same_sizes(_example(own).shape[:batch_dims], _example(other).shape[:batch_dims]):
+                return None
+            row.append(other)
+        else:
+            features = 0 if batch_dims is None else _ndim(own) - batch_dims
+            row.append(operand.aligned(tx, features))
+    return row
+
+
+def _needs_batch_dims(operands: list[_Operand]) -> bool:
+    """Whether anything but numbers meets the leaves."""
+    tensordicts = sum(operand.is_tensordict for operand in operands)
+    return tensordicts > 1 or any(
+        not operand.is_tensordict and not _is_number(operand.vt) for operand in operands
+    )
+
+
+Row = tuple[TensorDictVariable, str, Any, list[Any]]
+
+
+def _rows(
+    tx: Any, op: LeafwiseOp, operands: list[_Operand]
+) -> tuple[TensorDictVariable, list[Any]] | None:
+    """The structure of the first tensordict with, for each leaf, its aligned operands.
+
+    Returns:
+        The tensordict and a list of ``(key, entry, row)``: `row` is a list of operands for a leaf,
+        a nested pair like this one for a nested tensordict, None for a non-tensor that is carried.
+        None where the plain case does not hold; nothing has been emitted then but views.
+    """
+    td = next(operand.vt for operand in operands if operand.is_tensordict)
+    batch_dims = td.batch_dims(tx) if _needs_batch_dims(operands) else None
+    keys = td.storage.keys(tx, ordered=False)
+    for operand in operands:
+        if operand.is_tensordict and operand.vt is not td:
+            if set(operand.vt.storage.keys(tx, ordered=False)) != set(keys):
+                return None
+            if operand.vt.batch_dims(tx) != batch_dims:
+                return None
+    out = []
+    for key in keys:
+        entry = td.storage.get(key)
+        kind = _kind(td, entry)
+        if kind == "tensor":
+            row: Any = _row(tx, td, key, entry, operands, batch_dims)
+            if row is None:
+                return None
+        elif kind == "tensordict":
+            row = _nested_rows(tx, op, key, td, entry.realize(), operands, batch_dims)  # type: ignore[union-attr]
+            if row is None:
+                return None
+        elif kind == "non-tensor" and op.name not in _READS_NON_TENSORS:
+            row = None
+        else:
+            return None
+        out.append((key, entry, row))
+    return td, out
+
+
+def _nested_rows(
+    tx: Any,
+    op: LeafwiseOp,
+    key: str,
+    td: TensorDictVariable,
+    nested: TensorDictVariable,
+    operands: list[_Operand],
+    batch_dims: int | None,
+) -> Any:
+    below = []
+    for operand in operands:
+        if operand.vt is td:
+            below.append(_Operand(nested))
+        elif operand.is_tensordict:
+            other = operand.vt.storage.get(key)
+            if other is None or _kind(operand.vt, other) != "tensordict":
+                return None
+            below.append(_Operand(other.realize()))
+        elif batch_dims is None:
+            below.append(operand)
+        else:
+            below.append(_Operand(operand.aligned(tx, nested.batch_dims(tx) - batch_dims)))
+    return _rows(tx, op, below)
+
+
+def _combine(tx: Any, op: LeafwiseOp, operands: list[Any], call: Call) -> TensorDictVariable | None:
+    plan = _plan(tx, operands)
+    rows = None if plan is None else _rows(tx, op, plan)
+    if plan is None or rows is None:
+        return None
+    keeps_lock = op.keeps_lock and all(operand.is_tensordict or _is_number(operand.vt) for operand in plan)
+    return _emit(tx, rows, call, keeps_lock)
+
+
+def _emit(tx: Any, rows: tuple[TensorDictVariable, list[Any]], call: Call, keeps_lock: bool) -> TensorDictVariable:
+    td, entries = rows
+    storage: StorageVariable = td.storage.snapshot()
+    for key, _, row in entries:
+        if row is None:
+            continue
+        storage.set(tx, key, call(row) if isinstance(row, list) else _emit(tx, row, call, keeps_lock))
+    result = td.with_entries(storage)
+    if not keeps_lock:
+        result.fields["is_locked"] = seam.constant(False)
+    return result
+
+
+def _combine_inplace(
+    tx: Any, op: LeafwiseOp, operands: list[Any], kwargs: dict[str, Any]
+) -> seam.VariableTracker | None:
+    plan = _plan(tx, operands)
+    rows = None if plan is None else _rows(tx, op, plan)
+    if rows is None or not _fits_in_place(op, rows):
+        return None
+    _emit_inplace(tx, op, rows, kwargs)
+    return operands[0]  # type: ignore[no-any-return]
+
+
+def _fits_in_place(op: LeafwiseOp, rows: tuple[TensorDictVariable, list[Any]]) -> bool:
+    """Whether each leaf can hold its result; otherwise the eager method says what does not fit."""
+    for _, _, row in rows[1]:
+        if row is None:
+            continue
+        if isinstance(row, tuple):
+            if not _fits_in_place(op, row):
+                return False
+            continue
+        leaf = _example(row[0])
+        if op.result == "float" and not (leaf.dtype.is_floating_point or leaf.dtype.is_complex):
+            return False
+        for other in row[1:]:
+            if isinstance(other, seam.SymNodeVariable):
+                continue
+            value = _example(other)
+            if value is None:
+                continue
+            if isinstance(value, torch.Tensor):
+                if value.ndim > leaf.ndim or not all(
+                    _same_sizes((a,), (1,)) or _same_sizes((a,), (b,))
+                    for a, b in zip(value.shape, leaf.shape[leaf.ndim - value.ndim :], strict=True)
+                ):
+                    return False
+                if value.dtype != leaf.dtype and not torch.can_cast(torch.result_type(leaf, value), leaf.dtype):
+                    return False
+            elif not torch.can_cast(torch.result_type(leaf, value), leaf.dtype):
+                return False
+    return True
+
+
+def _emit_inplace(
+    tx: Any, op: LeafwiseOp, rows: tuple[TensorDictVariable, list[Any]], kwargs: dict[str, Any]
+) -> None:
+    assert op.inplace is not None
+    for _, _, row in rows[1]:
+        if isinstance(row, list):
+            row[0].call_method(tx, op.inplace, row[1:], kwargs)
+        elif row is not None:
+            _emit_inplace(tx, op, row, kwargs)

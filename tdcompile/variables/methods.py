@@ -1,0 +1,108 @@
+"""Calls and properties of a tensordict that the trackers answer without tracing our Python.
+
+Key names: :data:`METHODS` (method name -> handler), :data:`PROPERTIES` (property -> handler).
+
+Invariant: a handler gives exactly what tracing the eager method gives, or answers None and leaves
+the call to it. Handlers exist for speed of tracing and for fewer guards, not for behaviour.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from tdcompile._compat import dynamo as seam
+from tdcompile.tensordict.leafwise import LEAFWISE_BY_NAME
+from tdcompile.variables import leafwise
+from tdcompile.variables.tensordict import TensorDictVariable
+
+__all__ = ["METHODS", "PROPERTIES"]
+
+Handler = Callable[[TensorDictVariable, Any, list[Any], dict[str, Any]], "seam.VariableTracker | None"]
+
+
+def _leafwise(name: str, td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return leafwise.method(td, tx, name, args, kwargs)
+
+
+def _getitem(td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """``td["a"]`` and ``td["n", "x"]`` where the entry is a tensor or a tensordict.
+
+    Guards: the presence of each key on the path, nothing beside it.
+    """
+    if kwargs or len(args) != 1:
+        return None
+    path = _path(args[0])
+    return None if path is None else _entry(td, path)
+
+
+def _entry(td: TensorDictVariable, path: tuple[str, ...]) -> Any:
+    for depth, key in enumerate(path):
+        found = td.storage.get(key)
+        if found is None:
+            return None
+        is_last = depth == len(path) - 1
+        if leafwise._kind(td, found) not in (("tensor", "tensordict") if is_last else ("tensordict",)):
+            return None
+        if is_last:
+            return found.realize()
+        td = found.realize()  # type: ignore[assignment]
+    return None
+
+
+def _path(vt: Any) -> tuple[str, ...] | None:
+    """A constant key path, or None for any other index."""
+    vt = vt.realize()
+    if not vt.is_python_constant():
+        return None
+    value = vt.as_python_constant()
+    if type(value) is str:
+        return (value,)
+    if type(value) is tuple and value and all(type(key) is str for key in value):
+        return value
+    return None
+
+
+def _get(td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """``td.get(key)`` where the entry is there; a missing one is the eager method's business."""
+    if kwargs.keys() - {"default"} or not 1 <= len(args) <= 2:
+        return None
+    path = _path(args[0])
+    return None if path is None else _entry(td, path)
+
+
+def _clone(td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """``td.clone(recurse=False)``: the rest stays symbolic. Guards: none."""
+    given = [*args, *kwargs.values()]
+    if kwargs.keys() - {"recurse"} or len(given) != 1 or not given[0].is_constant_match(False):
+        return None
+    return td.shallow_copy()
+
+
+def _copy(td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """``td.copy()``, the same as ``td.clone(recurse=False)``."""
+    return None if args or kwargs else td.shallow_copy()
+
+
+METHODS: dict[str, Handler] = {
+    name: functools.partial(_leafwise, name) for name in LEAFWISE_BY_NAME
+}
+METHODS["__getitem__"] = _getitem
+METHODS["get"] = _get
+METHODS["clone"] = _clone
+METHODS["copy"] = _copy
+
+
+def _field(name: str) -> Callable[[TensorDictVariable, Any], seam.VariableTracker]:
+    return lambda td, tx: td.read_field(tx, name)
+
+
+PROPERTIES: dict[str, Callable[[TensorDictVariable, Any], seam.VariableTracker]] = {
+    "batch_size": _field("batch_size"),
+    "shape": _field("batch_size"),
+    "device": _field("device"),
+    "is_locked": _field("is_locked"),
+    "batch_dims": lambda td, tx: seam.constant(td.batch_dims(tx)),
+    "ndim": lambda td, tx: seam.constant(td.batch_dims(tx)),
+}

@@ -1,0 +1,461 @@
+"""``StorageVariable``: the dictionary of entries as a row: what was read, what was edited, and a rest.
+
+Key names: :class:`EntryState` (an input dictionary as it was when the frame began),
+:class:`StorageVariable` (entry state plus edit log; answers the whole ``dict`` protocol).
+
+Invariant: a key that the trace neither read nor wrote is neither guarded nor known; an operation
+that needs all keys guards the key set first. The log, not a finished dictionary, is replayed.
+
+Note [Edit log]
+    An edit is kept once a key, in the order in which the keys come to stand:
+    overwriting a key keeps its place, deleting it and setting it again moves it to the end.
+    Deletions of different keys commute with all other edits, so a replay deletes first and sets then,
+    in log order; on the real dictionary this gives eager's insertion order whatever its other keys are.
+"""
+
+from __future__ import annotations
+
+import opcode
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tdcompile._compat import dynamo as seam
+from tdcompile._compat.slots import HookMixin
+
+__all__ = ["CloneNested", "Edit", "EntryState", "StorageVariable", "items_of_mapping"]
+
+_OR = next(i for i, (_, symbol) in enumerate(opcode._nb_ops) if symbol == "|")  # type: ignore[attr-defined]
+
+
+class EntryState:
+    """An input's dictionary at the start of the frame: its source, and what is known of its keys."""
+
+    __slots__ = ("absent", "entries", "is_complete", "is_ordered", "present", "source", "value")
+
+    def __init__(self, value: dict[str, Any], source: seam.Source) -> None:
+        self.value = value
+        self.source = source
+        self.entries: dict[str, seam.VariableTracker] = {}
+        self.present: set[str] = set()
+        self.absent: set[str] = set()
+        self.is_complete = False
+        self.is_ordered = False
+
+    def contains(self, key: str) -> bool:
+        """Whether the input has `key`. Guards: the presence or the absence of this one key."""
+        if key in self.value:
+            if not self.is_complete and key not in self.present:
+                seam.install_presence_guard(self.source, key)
+            self.present.add(key)
+            return True
+        if not self.is_complete and key not in self.absent:
+            seam.install_absence_guard(self.source, key)
+        self.absent.add(key)
+        return False
+
+    def get(self, key: str) -> seam.VariableTracker | None:
+        """The entry under `key`, lazily: its own guards come when it is used. None if absent."""
+        entry = self.entries.get(key)
+        if entry is not None:
+            return entry
+        if not self.contains(key):
+            return None
+        entry = seam.lazy_input(self.value[key], seam.DictGetItemSource(self.source, key))
+        self.entries[key] = entry
+        return entry
+
+    def keys(self, tx: Any, *, ordered: bool) -> list[str]:
+        """All keys, in the order of this call. Guards: the key set; with `ordered` its order."""
+        if not self.is_complete or (ordered and not self.is_ordered):
+            seam.install_key_set_guard(tx, self.source, ordered=ordered)
+            self.is_complete = True
+            self.is_ordered = self.is_ordered or ordered
+        return list(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class CloneNested:
+    """How a shallow copy copies nested tensordicts.
+
+    Attributes:
+        clone: tracker of an entry -> tracker of its copy, or the same tracker for a leaf.
+        at_run_time: importable function, ``dict`` of entries -> new ``dict``, for the rest.
+    """
+
+    clone: Callable[[seam.VariableTracker], seam.VariableTracker]
+    at_run_time: Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@dataclass(slots=True)
+class Edit:
+    """What became of one key: its new value, or None for deleted; `moved` if it went to the end."""
+
+    value: seam.VariableTracker | None
+    moved: bool = False
+
+
+class StorageVariable(HookMixin, seam.VariableTracker):
+    """The entries of a tensordict while tracing; Python sees a ``dict``.
+
+    Guards: reading a key guards its presence and, once used, its value; a write guards nothing;
+    ``len`` and iteration guard the key set (iteration by user code also its order).
+    """
+
+    _cpython_type = dict
+    _nonvar_fields = {  # noqa: RUF012 - upstream's convention
+        "base",
+        "cleared",
+        "clone_nested",
+        "notify",
+        *seam.VariableTracker._nonvar_fields,
+    }
+
+    def __init__(
+        self,
+        base: EntryState | None = None,
+        edits: dict[str, Edit] | None = None,
+        cleared: bool = False,
+        notify: Callable[[Any], None] | None = None,
+        values: dict[str, seam.VariableTracker] | None = None,
+        clone_nested: CloneNested | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.base = base
+        self.edits: dict[str, Edit] = {} if edits is None else edits
+        self.cleared = cleared
+        # Called before each edit: the owner records that it is modified (and may refuse).
+        self.notify = notify
+        # Upstream's walk over live values looks into dictionaries of trackers, not into Edit records.
+        self.values: dict[str, seam.VariableTracker] = {} if values is None else values
+        # Set where this is a shallow copy whose nested tensordicts are copies, too.
+        self.clone_nested = clone_nested
+
+    @classmethod
+    def of_items(cls, items: dict[str, seam.VariableTracker]) -> StorageVariable:
+        """A dictionary made in the trace, with exactly these items."""
+        return cls(
+            edits={key: Edit(value) for key, value in items.items()},
+            values=dict(items),
+            mutation_type=seam.new_mutation(),
+        )
+
+    def python_type(self) -> type:
+        return dict
+
+    # ---- the row --------------------------------------------------------------------------------
+
+    @property
+    def _rest(self) -> EntryState | None:
+        return None if self.cleared else self.base
+
+    def contains(self, key: str) -> bool:
+        edit = self.edits.get(key)
+        if edit is not None:
+            return edit.value is not None
+        return self._rest is not None and self._rest.contains(key)
+
+    def get(self, key: str) -> seam.VariableTracker | None:
+        edit = self.edits.get(key)
+        if edit is not None:
+            return edit.value
+        found = None if self._rest is None else self._rest.get(key)
+        if found is not None and self.clone_nested is not None:
+            copied = self.clone_nested.clone(found)
+            if copied is not found:
+                # From now on this copy is what the key holds; it keeps the key's place.
+                self.edits[key] = Edit(copied)
+                self.values[key] = copied
+            return copied
+        return found
+
+    def keys(self, tx: Any, *, ordered: bool) -> list[str]:
+        kept = [] if self._rest is None else self._rest.keys(tx, ordered=ordered)
+        edits = self.edits
+        stay = [k for k in kept if k not in edits or (edits[k].value is not None and not edits[k].moved)]
+        known = set(stay)
+        return stay + [k for k, edit in edits.items() if edit.value is not None and k not in known]
+
+    def items(self, tx: Any, *, ordered: bool) -> Iterator[tuple[str, seam.VariableTracker]]:
+        for key in self.keys(tx, ordered=ordered):
+            value = self.get(key)
+            assert value is not None
+            yield key, value
+
+    def set(self, tx: Any, key: str, value: seam.VariableTracker) -> None:
+        """Write one key. Guards: none."""
+        self._before_edit(tx)
+        edit = self.edits.get(key)
+        if edit is not None and edit.value is None:
+            del self.edits[key]
+            edit = Edit(value, moved=True)
+        elif edit is not None:
+            edit.value = value
+        else:
+            edit = Edit(value)
+        self.edits[key] = edit
+        self.values[key] = value
+
+    def delete(self, tx: Any, key: str) -> bool:
+        """Delete one key; False (and nothing done) if it is absent. Guards: its presence, if read."""
+        edit = self.edits.get(key)
+        if edit is None:
+            if not self.contains(key):
+                return False
+        elif edit.value is None:
+            return False
+        self._before_edit(tx)
+        self.edits.pop(key, None)
+        self.values.pop(key, None)
+        rest = self._rest
+        if rest is not None and key not in rest.absent and not (rest.is_complete and key not in rest.value):
+            self.edits[key] = Edit(None)
+        return True
+
+    def clear(self, tx: Any) -> None:
+        self._before_edit(tx)
+        self.cleared = True
+        self.edits.clear()
+        self.values.clear()
+
+    def assign(self, tx: Any, other: StorageVariable) -> None:
+        """Take over the content of `other`: what ``self._entries = other`` means."""
+        items = dict(other.items(tx, ordered=True))
+        self.clear(tx)
+        for key, value in items.items():
+            self.set(tx, key, value)
+
+    def snapshot(self) -> StorageVariable:
+        """A new dictionary with the content of this one; the rest stays symbolic. Guards: none."""
+        return StorageVariable(
+            base=self.base,
+            edits={key: Edit(edit.value, edit.moved) for key, edit in self.edits.items()},
+            cleared=self.cleared,
+            values=dict(self.values),
+            clone_nested=self.clone_nested,
+            mutation_type=seam.new_mutation(),
+        )
+
+    def shallow_copy(self, clone_nested: CloneNested) -> StorageVariable:
+        """A snapshot whose nested tensordicts are shallow copies. Guards: none until a key is read."""
+        copied = self.snapshot()
+        copied.clone_nested = clone_nested
+        for key, edit in copied.edits.items():
+            if edit.value is not None:
+                edit.value = copied.values[key] = clone_nested.clone(edit.value)
+        return copied
+
+    def _before_edit(self, tx: Any) -> None:
+        if self.notify is not None:
+            self.notify(tx)
+
+    # ---- the dict protocol ----------------------------------------------------------------------
+
+    def call_method(
+        self,
+        tx: Any,
+        name: str,
+        args: list[seam.VariableTracker],
+        kwargs: dict[str, seam.VariableTracker],
+    ) -> seam.VariableTracker:
+        handler = _DICT_METHODS.get(name)
+        if handler is None or kwargs:
+            return super().call_method(tx, name, args, kwargs)
+        return handler(self, tx, *args)
+
+    def getattr_hook(self, tx: Any, name: str) -> seam.VariableTracker:
+        if name in _DICT_METHODS:
+            from tdcompile.variables.calls import BoundCallVariable
+
+            return BoundCallVariable(self, name)
+        return super().getattr_hook(tx, name)
+
+    def subscript_hook(self, tx: Any, key: seam.VariableTracker) -> seam.VariableTracker:
+        value = self.get(_key(tx, key))
+        if value is None:
+            seam.raise_in_user_code(tx, KeyError, _key(tx, key))
+        return value
+
+    def assign_subscript_hook(
+        self, tx: Any, key: seam.VariableTracker, value: seam.VariableTracker | None
+    ) -> seam.VariableTracker:
+        name = _key(tx, key)
+        if value is not None:
+            self.set(tx, name, value)
+        elif not self.delete(tx, name):
+            seam.raise_in_user_code(tx, KeyError, name)
+        return seam.constant(None)
+
+    def contains_hook(self, tx: Any, item: seam.VariableTracker) -> seam.VariableTracker:
+        return seam.constant(self.contains(_key(tx, item)))
+
+    def length_hook(self, tx: Any) -> seam.VariableTracker:
+        return seam.constant(len(self.keys(tx, ordered=False)))
+
+    def bool_hook(self, tx: Any) -> seam.VariableTracker:
+        return seam.constant(bool(self.keys(tx, ordered=False)))
+
+    def iter_hook(self, tx: Any) -> seam.VariableTracker:
+        return seam.build(tx, iter).call_function(tx, [self._keys_tuple(tx)], {})
+
+    def unpack_var_sequence(self, tx: Any) -> list[seam.VariableTracker]:
+        return [seam.constant(key) for key in self.keys(tx, ordered=True)]
+
+    def _keys_tuple(self, tx: Any) -> seam.VariableTracker:
+        return seam.TupleVariable(self.unpack_var_sequence(tx))
+
+    def is_hashable(self) -> bool:
+        return False
+
+    # ---- bytecode -------------------------------------------------------------------------------
+
+    def reconstruct(self, codegen: seam.PyCodegen) -> None:
+        """Push a new ``dict`` with this content: base, then deletions, then sets in log order."""
+        rest = self._rest
+        sets = {key: edit.value for key, edit in self.edits.items() if edit.value is not None}
+        gone = [key for key, edit in self.edits.items() if edit.value is None or edit.moved]
+        if rest is None:
+            self._push_map(codegen, sets)
+            return
+        is_fresh = self._push_rest(codegen, rest)
+        if gone and not is_fresh:
+            self._push_method_call(codegen, "copy")
+            is_fresh = True
+        for key in gone:
+            # pop with a default: a key that was set blindly and deleted may have been absent.
+            codegen.append_output(seam.create_instruction("COPY", arg=1))
+            codegen.load_method("pop")
+            codegen.append_output(codegen.create_load_const(key))
+            codegen.append_output(codegen.create_load_const(None))
+            codegen.extend_output(seam.create_call_method(2))
+            codegen.append_output(seam.create_instruction("POP_TOP"))
+        if sets:
+            codegen.clear_tos()
+            self._push_map(codegen, sets)
+            codegen.append_output(seam.create_instruction("BINARY_OP", arg=_OR))
+        elif not is_fresh:
+            self._push_method_call(codegen, "copy")
+        codegen.clear_tos()
+
+    def _push_rest(self, codegen: seam.PyCodegen, rest: EntryState) -> bool:
+        """Push the input's dictionary, or a copy of it with copied nested ones; True for a copy."""
+        is_all_set = rest.is_complete and all(key in self.edits for key in rest.value)
+        if self.clone_nested is None or is_all_set:
+            codegen(rest.source)
+            return False
+        function = self.clone_nested.at_run_time
+        codegen.add_push_null(lambda: codegen.load_import_from(function.__module__, function.__name__))
+        codegen(rest.source)
+        codegen.extend_output(seam.create_call_function(1, False))
+        return True
+
+    @staticmethod
+    def _push_method_call(codegen: seam.PyCodegen, name: str) -> None:
+        codegen.load_method(name)
+        codegen.extend_output(seam.create_call_method(0))
+
+    @staticmethod
+    def _push_map(codegen: seam.PyCodegen, items: dict[str, seam.VariableTracker]) -> None:
+        for value in items.values():
+            codegen(value)
+        codegen.append_output(codegen.create_load_const(tuple(items)))
+        codegen.append_output(seam.create_instruction("BUILD_CONST_KEY_MAP", arg=len(items)))
+        codegen.clear_tos()
+
+
+def _key(tx: Any, vt: seam.VariableTracker) -> str:
+    return vt.as_python_constant()  # type: ignore[no-any-return]
+
+
+def _pop(storage: StorageVariable, tx: Any, key: Any, *default: Any) -> seam.VariableTracker:
+    name = _key(tx, key)
+    value = storage.get(name)
+    if value is None:
+        if default:
+            return default[0]  # type: ignore[no-any-return]
+        seam.raise_in_user_code(tx, KeyError, name)
+    storage.delete(tx, name)
+    return value
+
+
+def _popitem(storage: StorageVariable, tx: Any) -> seam.VariableTracker:
+    keys = storage.keys(tx, ordered=True)
+    if not keys:
+        seam.raise_in_user_code(tx, KeyError, "popitem(): dictionary is empty")
+    value = storage.get(keys[-1])
+    assert value is not None
+    storage.delete(tx, keys[-1])
+    return seam.TupleVariable([seam.constant(keys[-1]), value])
+
+
+def _get(storage: StorageVariable, tx: Any, key: Any, *default: Any) -> seam.VariableTracker:
+    value = storage.get(_key(tx, key))
+    if value is not None:
+        return value
+    return default[0] if default else seam.constant(None)
+
+
+def _setdefault(storage: StorageVariable, tx: Any, key: Any, *default: Any) -> seam.VariableTracker:
+    value = storage.get(_key(tx, key))
+    if value is None:
+        value = default[0] if default else seam.constant(None)
+        storage.set(tx, _key(tx, key), value)
+    return value
+
+
+def _items(storage: StorageVariable, tx: Any) -> seam.VariableTracker:
+    return seam.TupleVariable(
+        [
+            seam.TupleVariable([seam.constant(key), value])
+            for key, value in storage.items(tx, ordered=True)
+        ]
+    )
+
+
+def _values(storage: StorageVariable, tx: Any) -> seam.VariableTracker:
+    return seam.TupleVariable([value for _, value in storage.items(tx, ordered=True)])
+
+
+def items_of_mapping(tx: Any, mapping: seam.VariableTracker) -> dict[str, seam.VariableTracker]:
+    """The items of a tracked dictionary, whoever's tracker it is."""
+    mapping = mapping.realize()
+    if isinstance(mapping, StorageVariable):
+        return dict(mapping.items(tx, ordered=True))
+    pairs = mapping.call_method(tx, "items", [], {}).unpack_var_sequence(tx)
+    out = {}
+    for pair in pairs:
+        key, value = pair.unpack_var_sequence(tx)
+        out[key.as_python_constant()] = value
+    return out
+
+
+def _update(storage: StorageVariable, tx: Any, other: Any) -> seam.VariableTracker:
+    for key, value in items_of_mapping(tx, other).items():
+        storage.set(tx, key, value)
+    return seam.constant(None)
+
+
+def _clear(storage: StorageVariable, tx: Any) -> seam.VariableTracker:
+    storage.clear(tx)
+    return seam.constant(None)
+
+
+_DICT_METHODS: dict[str, Callable[..., seam.VariableTracker]] = {
+    "__getitem__": StorageVariable.subscript_hook,
+    "__setitem__": StorageVariable.assign_subscript_hook,
+    "__delitem__": lambda storage, tx, key: storage.assign_subscript_hook(tx, key, None),
+    "__contains__": StorageVariable.contains_hook,
+    "__len__": StorageVariable.length_hook,
+    "__iter__": StorageVariable.iter_hook,
+    "clear": _clear,
+    "copy": lambda storage, tx: storage.snapshot(),
+    "get": _get,
+    "items": _items,
+    "keys": StorageVariable._keys_tuple,
+    "pop": _pop,
+    "popitem": _popitem,
+    "setdefault": _setdefault,
+    "update": _update,
+    "values": _values,
+}

@@ -1,0 +1,388 @@
+"""``TensorDictVariable``: what Dynamo sees instead of a tensordict.
+
+Key names: :class:`TensorDictVariable` (an instance), :class:`TensorDictClassVariable` (the class).
+
+Invariant: a trace depends on the entries it touches. State lives in the storage (``storage.py``)
+and in four fields (``fields.py``); everything else is the class's own Python, which is traced with
+the tracker as ``self`` unless ``methods.py`` answers a call natively.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tdcompile._compat import dynamo as seam
+from tdcompile._compat.slots import HookMixin
+from tdcompile.variables.calls import BoundCallVariable, NativeCallVariable
+from tdcompile.variables.fields import InputField, InputState, marked_dims
+from tdcompile.variables.layout import FIELDS, Layout
+from tdcompile.variables.storage import CloneNested, EntryState, StorageVariable, items_of_mapping
+
+__all__ = ["TensorDictClassVariable", "TensorDictVariable"]
+
+_MISSING = object()
+
+
+class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
+    """A tensordict while tracing: an input (with a source) or one made in the trace.
+
+    Guards: its exact type when it is an input; everything else when it is read.
+    """
+
+    _nonvar_fields = {  # noqa: RUF012 - upstream's convention
+        "layout",
+        "input_state",
+        "entry_state",
+        "is_modified",
+        *seam.UserDefinedObjectVariable._nonvar_fields,
+    }
+
+    def __init__(
+        self,
+        value: Any,
+        layout: Layout,
+        storage: StorageVariable | None = None,
+        fields: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        for name in ("input_state", "entry_state", "is_modified"):
+            kwargs.pop(name, None)
+        super().__init__(value, **kwargs)
+        self.layout = layout
+        self.is_modified = False
+        self.input_state: InputState | None = None
+        self.entry_state: EntryState | None = None
+        if self.source is not None and storage is None:
+            spread_dynamic_marks(value, layout)
+            self.input_state = InputState(self, value, self.source)
+            self.entry_state = EntryState(
+                getattr(value, layout.entries), seam.AttrSource(self.source, layout.entries)
+            )
+            storage = StorageVariable(base=self.entry_state)
+            fields = {field: InputField(self.input_state, field) for field in FIELDS}
+        self.storage = storage if storage is not None else StorageVariable.of_items({})
+        self.storage.notify = self._before_change
+        # Our name of a field -> its tracker, or the InputField that it still equals.
+        self.fields: dict[str, Any] = fields if fields is not None else {}
+
+    @classmethod
+    def new(cls, layout: Layout, storage: StorageVariable, fields: dict[str, Any]) -> TensorDictVariable:
+        """A tensordict made in the trace; it is built once, by ``layout.rebuild``, if it gets out."""
+        placeholder = object.__new__(layout.cls)
+        return cls(placeholder, layout, storage, fields, mutation_type=seam.new_mutation())
+
+    def with_entries(self, storage: StorageVariable) -> TensorDictVariable:
+        """A new tensordict with this one's fields and other entries."""
+        return self.new(self.layout, storage, dict(self.fields))
+
+    def shallow_copy(self) -> TensorDictVariable | None:
+        """A new tensordict with the same leaves and copies of the nested ones, not locked.
+
+        None where the class has no such copy to run for the rest.
+        """
+        if self.layout.shallow_entries is None:
+            return None
+        clone_nested = CloneNested(self._clone_entry, self.layout.shallow_entries)
+        copied = self.with_entries(self.storage.shallow_copy(clone_nested))
+        copied.fields["is_locked"] = seam.constant(False)
+        return copied
+
+    def _clone_entry(self, entry: seam.VariableTracker) -> seam.VariableTracker:
+        if isinstance(entry, seam.LazyVariableTracker) and not entry.is_realized():
+            # Whether it is copied depends on its type, also where nothing else is read of it.
+            seam.install_type_guard(entry.source)
+            if entry.peek_type() is not self.layout.cls:
+                return entry
+        entry = entry.realize()
+        if isinstance(entry, TensorDictVariable):
+            return entry.shallow_copy() or entry
+        return entry
+
+    # ---- state ----------------------------------------------------------------------------------
+
+    def read_field(self, tx: Any, field: str) -> seam.VariableTracker:
+        found = self.fields.get(field)
+        if isinstance(found, InputField):
+            return found.read(tx)
+        if found is None:
+            seam.raise_in_user_code(tx, AttributeError, getattr(self.layout, field))
+        return found  # type: ignore[no-any-return]
+
+    def write_field(self, tx: Any, field: str, value: seam.VariableTracker) -> None:
+        self._before_change(tx)
+        self.fields[field] = value
+
+    def batch_dims(self, tx: Any) -> int:
+        found = self.fields["batch_size"]
+        if isinstance(found, InputField):
+            return found.state.batch_dims()
+        return len(found.realize().items)
+
+    def _before_change(self, tx: Any) -> None:
+        tx.output.side_effects.mutation(self)
+        self.is_modified = True
+
+    def is_base_vt_modified(self, side_effects: Any) -> bool:
+        return self.is_modified
+
+    # ---- attributes -----------------------------------------------------------------------------
+
+    def getattr_hook(self, tx: Any, name: str) -> seam.VariableTracker:
+        layout = self.layout
+        if name == layout.entries:
+            return self.storage
+        field = layout.field_of(name)
+        if field is not None:
+            return self.read_field(tx, field)
+        if name in layout.bookkeeping:
+            return seam.constant(None)
+        if name == "__class__":
+            return self.class_variable()
+        from tdcompile.variables import methods
+
+        prop = methods.PROPERTIES.get(name) if layout.is_trusted else None
+        if prop is not None:
+            return prop(self, tx)
+        attribute = inspect.getattr_static(layout.cls, name, _MISSING)
+        if isinstance(attribute, types.FunctionType):
+            return BoundCallVariable(self, name)
+        if isinstance(attribute, classmethod):
+            return BoundCallVariable(self.class_variable(), name)
+        if layout.is_trusted:
+            if isinstance(attribute, property):
+                return seam.inline_function(tx, attribute.fget, [self])
+            if isinstance(attribute, staticmethod):
+                return seam.build(tx, attribute.__func__)
+            if attribute is _MISSING:
+                seam.raise_in_user_code(
+                    tx, AttributeError, f"'{layout.cls.__name__}' object has no attribute '{name}'"
+                )
+        return super().getattr_hook(tx, name)
+
+    def call_obj_hasattr(self, tx: Any, name: str) -> Any:
+        layout = self.layout
+        known = {layout.entries, *layout.bookkeeping, *(getattr(layout, f) for f in FIELDS)}
+        if name in known or inspect.getattr_static(layout.cls, name, _MISSING) is not _MISSING:
+            return seam.constant(True)
+        if layout.is_trusted:
+            return seam.constant(False)
+        return super().call_obj_hasattr(tx, name)
+
+    def _setattr(self, tx: Any, name: str, value: seam.VariableTracker) -> seam.VariableTracker:
+        layout = self.layout
+        field = layout.field_of(name)
+        if name == layout.entries:
+            self._assign_entries(tx, value)
+        elif field is not None:
+            self.write_field(tx, field, value)
+        elif name in layout.bookkeeping:
+            pass
+        else:
+            attribute = inspect.getattr_static(layout.cls, name, None)
+            if not isinstance(attribute, property) or attribute.fset is None:
+                if not layout.is_trusted:
+                    return super().call_method(tx, "__setattr__", [seam.constant(name), value], {})
+                seam.raise_in_user_code(
+                    tx, AttributeError, f"'{layout.cls.__name__}' object has no attribute '{name}'"
+                )
+            return seam.inline_function(tx, attribute.fset, [self, value])
+        return seam.constant(None)
+
+    def _assign_entries(self, tx: Any, value: seam.VariableTracker) -> None:
+        value = value.realize()
+        if not isinstance(value, StorageVariable):
+            value = StorageVariable.of_items(items_of_mapping(tx, value))
+        if self.input_state is not None:
+            self.storage.assign(tx, value)
+            return
+        self.storage = value
+        self.storage.notify = self._before_change
+
+    def class_variable(self) -> TensorDictClassVariable:
+        source = None if self.source is None else seam.TypeSource(self.source)
+        return TensorDictClassVariable(self.layout.cls, self.layout, source=source)
+
+    # ---- calls ----------------------------------------------------------------------------------
+
+    def call_method(
+        self,
+        tx: Any,
+        name: str,
+        args: list[seam.VariableTracker],
+        kwargs: dict[str, seam.VariableTracker],
+    ) -> seam.VariableTracker:
+        from tdcompile.variables import methods
+
+        handler = methods.METHODS.get(name)
+        if handler is not None:
+            result = handler(self, tx, args, kwargs)
+            if result is not None:
+                return result
+        if name == "__setattr__" and args[0].is_python_constant():
+            return self._setattr(tx, args[0].as_python_constant(), args[1])
+        if self.layout.is_trusted:
+            attribute = inspect.getattr_static(self.layout.cls, name, None)
+            if isinstance(attribute, types.FunctionType):
+                return seam.inline_function(tx, attribute, [self, *args], kwargs)
+            if isinstance(attribute, (classmethod, staticmethod, property)):
+                return self.getattr_hook(tx, name).call_function(tx, args, kwargs)
+        return super().call_method(tx, name, args, kwargs)
+
+    def call_torch_function(
+        self, tx: Any, fn: Any, types: Any, args: Any, kwargs: Any
+    ) -> seam.VariableTracker:
+        from tdcompile.variables import leafwise
+
+        result = leafwise.torch_function(tx, fn, list(args), dict(kwargs))
+        if result is not None:
+            return result
+        if self.layout.is_trusted:
+            handler = self.layout.cls.__torch_function__.__func__  # type: ignore[attr-defined]
+            packed = seam.build(tx, dict(kwargs)) if kwargs else seam.build(tx, {})
+            return seam.inline_function(
+                tx, handler, [self.class_variable(), fn, types, seam.TupleVariable(list(args)), packed]
+            )
+        return super().call_torch_function(tx, fn, types, args, kwargs)
+
+    def subscript_hook(self, tx: Any, key: seam.VariableTracker) -> seam.VariableTracker:
+        return self.call_method(tx, "__getitem__", [key], {})
+
+    def assign_subscript_hook(
+        self, tx: Any, key: seam.VariableTracker, value: seam.VariableTracker | None
+    ) -> seam.VariableTracker:
+        if value is None:
+            return self.call_method(tx, "__delitem__", [key], {})
+        return self.call_method(tx, "__setitem__", [key, value], {})
+
+    def contains_hook(self, tx: Any, item: seam.VariableTracker) -> seam.VariableTracker:
+        return self.call_method(tx, "__contains__", [item], {})
+
+    def length_hook(self, tx: Any) -> seam.VariableTracker:
+        return self.call_method(tx, "__len__", [], {})
+
+    def bool_hook(self, tx: Any) -> seam.VariableTracker:
+        return self.call_method(tx, "__bool__", [], {})
+
+    def iter_hook(self, tx: Any) -> seam.VariableTracker:
+        return seam.build(tx, iter).call_function(tx, [self.call_method(tx, "__iter__", [], {})], {})
+
+    # ---- bytecode -------------------------------------------------------------------------------
+
+    def reconstruct(self, codegen: seam.PyCodegen) -> None:
+        """Push a new tensordict: one call of ``layout.rebuild``."""
+        rebuild = self.layout.rebuild
+        codegen.add_push_null(lambda: codegen.load_import_from(rebuild.__module__, rebuild.__name__))
+        codegen(self.storage)
+        for field in FIELDS:
+            push_field(codegen, self.fields[field])
+        codegen.extend_output(seam.create_call_function(1 + len(FIELDS), False))
+        codegen.clear_tos()
+
+
+def spread_dynamic_marks(value: Any, layout: Layout) -> None:
+    """Give each leaf the marks that one leaf has on a batch dimension: they are one dimension.
+
+    The others are marked weakly, so that a program which specialises on the size still compiles.
+    """
+    batch_dims = len(getattr(value, layout.batch_size))
+    if batch_dims == 0:
+        return
+    leaves = list(_tensor_leaves(value, layout))
+    marks = {dim for leaf in leaves for dim in marked_dims(leaf, batch_dims)}
+    for dim in marks:
+        for leaf in leaves:
+            if dim not in marked_dims(leaf, batch_dims):
+                seam.maybe_mark_dynamic(leaf, dim)
+
+
+def _tensor_leaves(value: Any, layout: Layout) -> Iterator[torch.Tensor]:
+    for entry in getattr(value, layout.entries).values():
+        if isinstance(entry, torch.Tensor):
+            yield entry
+        elif type(entry) is layout.cls:
+            yield from _tensor_leaves(entry, layout)
+
+
+def push_field(codegen: seam.PyCodegen, value: Any) -> None:
+    """Push one field: from the tensordict it came from, as a constant, or rebuilt."""
+    if isinstance(value, InputField):
+        value.push(codegen)
+    elif value.is_python_constant():
+        # A torch.Size or a device as a constant of the code object: no call to make it again.
+        codegen.append_output(codegen.create_load_const_unchecked(value.as_python_constant()))
+        codegen.clear_tos()
+    else:
+        codegen(value)
+
+
+class TensorDictClassVariable(HookMixin, seam.UserDefinedClassVariable):
+    """The class of tensordicts while tracing: calling it makes a tensordict in the trace."""
+
+    _nonvar_fields = {"layout", *seam.UserDefinedClassVariable._nonvar_fields}  # noqa: RUF012
+
+    def __init__(self, value: type, layout: Layout, **kwargs: Any) -> None:
+        super().__init__(value, **kwargs)
+        self.layout = layout
+
+    def call_function(
+        self, tx: Any, args: list[seam.VariableTracker], kwargs: dict[str, seam.VariableTracker]
+    ) -> seam.VariableTracker:
+        made = self._make(tx)
+        made.call_method(tx, "__init__", list(args), kwargs)
+        return made
+
+    def _make(self, tx: Any) -> TensorDictVariable:
+        return TensorDictVariable.new(self.layout, StorageVariable.of_items({}), {})
+
+    def _from_entries(
+        self,
+        tx: Any,
+        entries: seam.VariableTracker,
+        batch_size: seam.VariableTracker,
+        device: seam.VariableTracker | None = None,
+        names: seam.VariableTracker | None = None,
+    ) -> seam.VariableTracker:
+        entries = entries.realize()
+        if not isinstance(entries, StorageVariable):
+            entries = StorageVariable.of_items(items_of_mapping(tx, entries))
+        none = seam.constant(None)
+        fields = {
+            "batch_size": batch_size,
+            "device": device if device is not None else none,
+            "names": names if names is not None else none,
+            "is_locked": seam.constant(False),
+        }
+        return TensorDictVariable.new(self.layout, entries, fields)
+
+    def getattr_hook(self, tx: Any, name: str) -> seam.VariableTracker:
+        if name == self.layout.from_entries:
+            return NativeCallVariable(self._from_entries)
+        if self.layout.is_trusted:
+            attribute = inspect.getattr_static(self.layout.cls, name, None)
+            if isinstance(attribute, classmethod):
+                return BoundCallVariable(self, name)
+            if isinstance(attribute, (staticmethod, types.FunctionType)):
+                function = attribute if isinstance(attribute, types.FunctionType) else attribute.__func__
+                return seam.UserFunctionVariable(function)
+        return super().getattr_hook(tx, name)
+
+    def call_method(
+        self,
+        tx: Any,
+        name: str,
+        args: list[seam.VariableTracker],
+        kwargs: dict[str, seam.VariableTracker],
+    ) -> seam.VariableTracker:
+        if name == self.layout.from_entries:
+            return self._from_entries(tx, *args, **kwargs)
+        attribute = inspect.getattr_static(self.layout.cls, name, None)
+        if self.layout.is_trusted and isinstance(attribute, classmethod):
+            return seam.inline_function(tx, attribute.__func__, [self, *args], kwargs)
+        if name == "__new__":
+            return self._make(tx)
+        return super().call_method(tx, name, args, kwargs)
