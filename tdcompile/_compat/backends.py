@@ -35,6 +35,9 @@ def announce(name: str, target: str) -> object:
     """
     from torch._dynamo.backends import registry
 
+    # Dynamo reads the installed entry points once. It has to happen before we look, or it would
+    # overwrite our entry later and forget() would drop the installed one for good.
+    registry._discover_entrypoint_backends()
     before = registry._BACKENDS.get(name, _UNKNOWN)
     if before is _UNKNOWN:
         registry._BACKENDS[name] = EntryPoint(name, target, ENTRY_POINT_GROUP)

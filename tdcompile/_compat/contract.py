@@ -133,6 +133,7 @@ CONTRACT: list[PrivateName] = [
     *_names(
         "torch._dynamo.backends.registry",
         "function lookup_backend",
+        "function _discover_entrypoint_backends",
         "attribute _BACKENDS",
         "attribute _COMPILER_FNS",
         needed_by=_BACKENDS,
@@ -151,12 +152,6 @@ CONTRACT: list[PrivateName] = [
     ),
     *_names("torch._inductor.config", "attribute post_grad_custom_pre_pass", needed_by=_INDUCTOR),
     *_names("torch._inductor.custom_graph_pass", "class CustomGraphPass", needed_by=_INDUCTOR),
-    *_names(
-        "torch._inductor.cudagraph_trees",
-        "function reset_cudagraph_trees",
-        needed_by=_INDUCTOR,
-        required=False,
-    ),
     *_names("torch._dynamo", "function reset", needed_by=_DYNAMO),
     *_names(
         "torch._dynamo.variables.base",

@@ -1,7 +1,7 @@
 """Hand-over to Inductor under our own stable names.
 
 Key names: :func:`compile_with_inductor`, :func:`list_options`, :func:`list_mode_options`,
-:func:`custom_pass` (one of our FX passes in Inductor's clothes), :func:`reset_cudagraphs`.
+:func:`custom_pass` (one of our FX passes in Inductor's clothes).
 
 Invariant: nothing here loads Inductor before the first call; it costs two seconds.
 
@@ -11,6 +11,7 @@ Upstream: ``torch/__init__.py`` (``_TorchCompileInductorWrapper``), ``torch/_ind
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -82,28 +83,29 @@ def custom_pass(run: Callable[[fx.Graph], object], uuid: str) -> Any:
     Returns:
         A ``CustomGraphPass``; two of the same ``uuid`` are equal.
     """
+    return _pass_class()(run, uuid)
+
+
+@functools.cache
+def _pass_class() -> Any:
+    """Make the class once, when Inductor's base class is there."""
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
-    class Pass(CustomGraphPass):
+    class OurPass(CustomGraphPass):
+        def __init__(self, run: Callable[[fx.Graph], object], uuid: str) -> None:
+            self._run = run
+            self._uuid = uuid
+
         def __call__(self, graph: fx.Graph) -> None:
-            run(graph)
+            self._run(graph)
 
         def uuid(self) -> str:
-            return uuid
+            return self._uuid
 
         def __eq__(self, other: object) -> bool:
-            return type(other).__name__ == "Pass" and getattr(other, "_uuid", None) == uuid
+            return isinstance(other, OurPass) and self._uuid == other._uuid
 
         def __hash__(self) -> int:
-            return hash(uuid)
+            return hash(self._uuid)
 
-        _uuid = uuid
-
-    return Pass()
-
-
-def reset_cudagraphs() -> None:
-    """Drop all CUDA graph pools, as a reset of an Inductor backend with CUDA graphs does."""
-    from torch._inductor.cudagraph_trees import reset_cudagraph_trees
-
-    reset_cudagraph_trees()
+    return OurPass

@@ -48,7 +48,6 @@ class TensorDictBackend:
             parse_options(mode, options)
         self.mode = mode
         self.options: dict[str, Any] = dict(options or {})
-        self._has_cudagraphs = False
 
     def __repr__(self) -> str:
         return f"TensorDictBackend(mode={self.mode!r}, options={self.options!r})"
