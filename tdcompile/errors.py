@@ -2,9 +2,9 @@
 
 Key names: :class:`TdcompileError` (base), :class:`TensorDictShapeError`,
 :class:`TensorDictIndexError`, :class:`NameConflictError`, :class:`KeyPathError`,
-:class:`InvalidKeyError`, :class:`KeyThroughLeafError`, :class:`LockedError`, :class:`UnsupportedTorchError`, :class:`ContractBreachError`,
-:class:`PatchConflictError`, :class:`GuardAuditError`, :class:`UnknownOptionError`,
-:class:`TdcompileWarning`.
+:class:`InvalidKeyError`, :class:`KeyThroughLeafError`, :class:`LockedError`,
+:class:`UnsupportedTorchError`, :class:`ContractBreachError`, :class:`PatchConflictError`,
+:class:`GuardAuditError`, :class:`UnknownOptionError`, :class:`TdcompileWarning`.
 
 Invariant: a message says what was expected, what was found, at which key path, and what to do.
 This module imports nothing, not even torch.
@@ -23,15 +23,15 @@ class TensorDictShapeError(TdcompileError, RuntimeError, ValueError):
     Cause: the leading dimensions of a value differ from ``td.batch_size``.
     Fix: reshape the value, or change ``td.batch_size`` first.
 
-    It is a ``RuntimeError`` since torch raises that for shapes, and a ``ValueError`` since it is one.
+    It is a ``RuntimeError`` since torch raises that for shapes, and a ``ValueError`` by nature.
     """
 
 
 class TensorDictIndexError(TdcompileError, IndexError, ValueError, RuntimeError):
     """An index or a dimension number does not fit the batch size.
 
-    Cause: ``td[0, 0, 0]`` with two batch dimensions, or ``td.unbind(2)``; trailing dimensions of the
-    leaves do not count.
+    Cause: ``td[0, 0, 0]`` with two batch dimensions, or ``td.unbind(2)``; trailing dimensions of
+    the leaves do not count.
     Fix: index leaves (``td["x"]``) beyond the batch size, or change ``td.batch_size`` first.
 
     It is an ``IndexError`` as in torch, and a ``ValueError`` and a ``RuntimeError`` since the

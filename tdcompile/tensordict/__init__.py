@@ -1,6 +1,7 @@
 """The container: ``TensorDict`` and what belongs to it, in plain eager Python on public torch.
 
-Key names: :class:`TensorDict`, :class:`NonTensorData`, :func:`unravel_key`, :func:`make_tensordict`.
+Key names: :class:`TensorDict`, :class:`NonTensorData`, :func:`make_tensordict`,
+:func:`unravel_key`.
 
 Invariant: nothing in this folder knows of Dynamo, of trackers or of the rest of the package.
 """
@@ -14,6 +15,7 @@ from tdcompile.tensordict.collection import (
     is_tensor_collection,
 )
 from tdcompile.tensordict.dense import TensorDict
+from tdcompile.tensordict.factories import from_any, from_dict, fromkeys, make_tensordict
 from tdcompile.tensordict.keys import (
     NestedKey,
     unravel_key,
@@ -21,6 +23,7 @@ from tdcompile.tensordict.keys import (
     unravel_key_to_tuple,
 )
 from tdcompile.tensordict.nontensor import NonTensorData, is_non_tensor
+from tdcompile.tensordict.pytree import register_pytree
 
 __all__ = [
     "NestedKey",
@@ -28,9 +31,14 @@ __all__ = [
     "TensorCollection",
     "TensorDict",
     "default_is_leaf",
+    "from_any",
+    "from_dict",
+    "fromkeys",
     "is_leaf_nontensor",
     "is_non_tensor",
     "is_tensor_collection",
+    "make_tensordict",
+    "register_pytree",
     "unravel_key",
     "unravel_key_list",
     "unravel_key_to_tuple",

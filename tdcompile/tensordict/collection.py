@@ -14,7 +14,7 @@ from tdcompile.tensordict.nontensor import NonTensorData
 
 
 class TensorCollection:
-    """Base of everything that maps keys to tensors: dense tensordicts, lazy stacks, tensorclasses."""
+    """Base of everything that maps keys to tensors: dense, lazy stacks, tensorclasses."""
 
     __slots__ = ()
 
@@ -37,5 +37,3 @@ def default_is_leaf(kind: type) -> bool:
 def is_leaf_nontensor(kind: type) -> bool:
     """Tell whether entries of class `kind` are leaves, non-tensor values included."""
     return not issubclass(kind, TensorCollection)
-
-

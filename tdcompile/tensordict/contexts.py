@@ -1,17 +1,19 @@
-"""Tensordict methods as context managers: ``with td.unlock_():``, ``with td.flatten_keys() as flat:``.
+"""Methods as context managers: ``with td.unlock_():``, ``with td.flatten_keys() as flat:``.
 
 Key names: :class:`ContextsMixin`, ``WRITE_BACK`` (method name -> how a result is taken back).
 
-Invariant: a method that can be undone notes itself in ``_last_op`` of its result as ``(method name,
-weak reference to the original or None, what undoing needs)``; leaving the block undoes it, also after
-an exception.
+Invariant: a method that can be undone notes itself in ``_last_op`` of its result as ``(method
+name, weak reference to the original or None, what undoing needs)``; leaving the block undoes it,
+also after an exception.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
 
 
 class ContextsMixin:
@@ -24,17 +26,10 @@ class ContextsMixin:
         _open_ops: list[Any]
 
     def __enter__(self) -> Self:
-        """Open a block that undoes the method which gave this tensordict.
-
-        Raises:
-            TypeError: if the tensordict did not come from such a method.
-        """
+        """Open a block that undoes the method which gave this tensordict, if it can be undone."""
         op = getattr(self, "_last_op", None)
-        if op is None or op[0] not in WRITE_BACK:
-            raise TypeError(
-                "expected the result of a method that can be undone "
-                f"({', '.join(sorted(WRITE_BACK))}) after 'with', found another tensordict"
-            )
+        if op is None:
+            op = ("", None, None)
         if op[1] is not None:
             # The block keeps the original alive; the result alone does not.
             op = (op[0], _Held(op[1]()), op[2])
@@ -50,7 +45,8 @@ class ContextsMixin:
     ) -> None:
         open_ops = self._open_ops
         name, source, detail = open_ops.pop()
-        WRITE_BACK[name](self, None if source is None else source.value, detail)
+        if name in WRITE_BACK:
+            WRITE_BACK[name](self, None if source is None else source.value, detail)
 
 
 class _Held:
@@ -74,10 +70,17 @@ def _undo_key_change(inverse: str) -> Callable[[Any, Any, Any], None]:
     def undo(result: Any, source: Any, separator: str) -> None:
         if source is None:
             return
-        back = getattr(result, inverse)(separator)
         if source is result:
+            getattr(result, inverse)(separator, inplace=True)
             return
-        source._replace_entries(back)
+        was_locked = source.is_locked
+        if was_locked:
+            source.unlock_()
+        try:
+            source.update(getattr(result, inverse)(separator))
+        finally:
+            if was_locked:
+                source.lock_()
 
     return undo
 

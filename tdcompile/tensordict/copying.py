@@ -2,8 +2,8 @@
 
 Key names: :class:`CopyingMixin` (``clone``, ``copy``, ``empty``, ``to_dict``, pickling).
 
-Invariant: a copy has nested tensordicts of its own, at every level, and is not locked; only pickling
-keeps the lock.
+Invariant: a copy has nested tensordicts of its own, at every level, and is not locked; only
+pickling keeps the lock.
 """
 
 from __future__ import annotations

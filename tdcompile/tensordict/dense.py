@@ -4,8 +4,9 @@ Key names: :class:`TensorDict`, :func:`as_size`, :func:`as_device`, :func:`as_na
 
 Symbols: ``*B`` batch dimensions, ``*F`` trailing dimensions of a leaf; a leaf is ``(*B, *F)``.
 
-Invariant: every value in ``_entries`` is a tensor, a tensordict or a ``NonTensorData`` whose leading
-dimensions are exactly ``_batch_size``. The trackers rely on it: they read a batch size off a leaf.
+Invariant: every value in ``_entries`` is a tensor, a tensordict or a ``NonTensorData`` whose
+leading dimensions are exactly ``_batch_size``. The trackers rely on it: they read a batch size
+off a leaf.
 """
 
 from __future__ import annotations
@@ -115,7 +116,9 @@ class TensorDict(
                 "pass a dict"
             )
         size = as_size(batch_size)
-        self._entries = entries = {}
+        self._entries = {}
+        # Read back, not kept: a trace follows the dictionary through its tensordict.
+        entries = self._entries
         self._batch_size = size
         self._device = device = None if device is None else as_device(device)
         self._names = None if names is None else as_names(names, len(size))
@@ -333,9 +336,7 @@ def as_names(names: Any, ndim: int) -> tuple[str | None, ...]:
     return result
 
 
-def _fit_names(
-    names: tuple[str | None, ...] | None, ndim: int
-) -> tuple[str | None, ...] | None:
+def _fit_names(names: tuple[str | None, ...] | None, ndim: int) -> tuple[str | None, ...] | None:
     if names is None or len(names) == ndim:
         return names
     return (*names, *(None,) * (ndim - len(names)))[:ndim]

@@ -34,10 +34,7 @@ def is_nested_key(key: Any) -> bool:
         return True
     if not isinstance(key, tuple) or len(key) == 0:
         return False
-    for part in key:
-        if not isinstance(part, str) and not is_nested_key(part):
-            return False
-    return True
+    return all(isinstance(part, str) or is_nested_key(part) for part in key)
 
 
 def unravel_key_to_tuple(key: Any) -> tuple[str, ...]:

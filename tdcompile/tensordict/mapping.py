@@ -4,8 +4,8 @@ Key names: :class:`MappingMixin` (``get``, ``set``, ``update``, ``pop``, ``keys`
 
 Symbols: ``*B`` batch dimensions, ``*F`` trailing dimensions of a leaf; a leaf is ``(*B, *F)``.
 
-Invariant: a call that fails has changed nothing. Each write is planned first (every lock, key, shape
-and device is looked at, values are converted) and only then carried out.
+Invariant: a call that fails has changed nothing. Each write is planned first (every lock, key,
+shape and device is looked at, values are converted) and only then carried out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from tdcompile.errors import KeyPathError, KeyThroughLeafError, LockedError, TensorDictShapeError
+from tdcompile.errors import KeyPathError, TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.keys import (
     NO_DEFAULT,
@@ -26,14 +26,22 @@ from tdcompile.tensordict.keys import (
     is_nested_key,
     unravel_key_to_tuple,
 )
+from tdcompile.tensordict.messages import (
+    absent_error,
+    locked_error,
+    misfit_error,
+    through_leaf_error,
+)
 from tdcompile.tensordict.nontensor import NonTensorData, to_leaf
-
-if TYPE_CHECKING:
-    from tdcompile.tensordict.dense import TensorDict
-
-# What an update is to do: one pending dictionary a tensordict, and the in-place copies.
-_Writes = list[tuple[Any, dict[str, Any]]]
-_Copies = list[tuple[Tensor, Tensor]]
+from tdcompile.tensordict.writes import (
+    Copies,
+    UpdatePlan,
+    Writes,
+    carry_out,
+    plan_copies,
+    plan_copy,
+    tree_of_keys,
+)
 
 
 class MappingMixin(TensorCollection):
@@ -63,13 +71,13 @@ class MappingMixin(TensorCollection):
 
         def _with_batch_size(self, batch_size: torch.Size, path: Any = ()) -> Self: ...
 
-        def _with_names(self, names: tuple[str | None, ...]) -> Self: ...
+        def _with_names(self, names: tuple[str | None, ...] | None) -> Self: ...
 
-        def to(self, *args: Any, **kwargs: Any) -> Any: ...
+        def to(self, *args: Any, **kwargs: Any) -> Any: ...  # noqa: D102
 
-        def copy(self) -> Self: ...
+        def copy(self) -> Self: ...  # noqa: D102
 
-        def unbind(self, dim: int) -> tuple[Self, ...]: ...
+        def unbind(self, dim: int = 0) -> tuple[Self, ...]: ...  # noqa: D102
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -107,7 +115,7 @@ class MappingMixin(TensorCollection):
         if isinstance(value, MappingMixin):
             return value._get_path(path[1:], default)
         if default is NO_DEFAULT:
-            raise _through_leaf(value, path)
+            raise through_leaf_error(value, path)
         return default
 
     def _require(self, path: tuple[str, ...]) -> Any:
@@ -115,9 +123,9 @@ class MappingMixin(TensorCollection):
         value: Any = self
         for depth, name in enumerate(path):
             if not isinstance(value, MappingMixin):
-                raise _through_leaf(value, path[depth - 1 :])
+                raise through_leaf_error(value, path[depth - 1 :])
             if name not in value._entries:
-                raise _absent(value, path, depth)
+                raise absent_error(value, path, depth)
             value = value._entries[name]
         return value
 
@@ -134,7 +142,7 @@ class MappingMixin(TensorCollection):
         if isinstance(index, str):
             entries = self._entries
             if index not in entries:
-                raise _absent(self, (index,), 0)
+                raise absent_error(self, (index,), 0)
             value = entries[index]
             return value.data if isinstance(value, NonTensorData) else value
         if isinstance(index, tuple) and _names_an_entry(index):
@@ -209,9 +217,9 @@ class MappingMixin(TensorCollection):
             if not isinstance(value, Tensor):
                 return value
             if value.shape[: len(self._batch_size)] != self._batch_size:
-                raise _misfit(self, value, path, scalar)
+                raise misfit_error(self, value, path, scalar)
         elif value.shape[: len(self._batch_size)] != self._batch_size:
-            raise _misfit(self, value, path)
+            raise misfit_error(self, value, path)
         device = self._device
         if device is not None and value.device != device:
             return value.to(device)
@@ -332,7 +340,7 @@ class MappingMixin(TensorCollection):
             if child is None:
                 return node, depth
             if not isinstance(child, MappingMixin):
-                raise _through_leaf(child, path[depth:])
+                raise through_leaf_error(child, path[depth:])
             node = child  # type: ignore[assignment]  # nested tensordicts are of our own class
         return node, last
 
@@ -349,13 +357,13 @@ class MappingMixin(TensorCollection):
         path = unravel_key_to_tuple(key)
         node = self._require(path[:-1])
         if not isinstance(node, MappingMixin):
-            raise _through_leaf(node, path[-2:])
+            raise through_leaf_error(node, path[-2:])
         if path[-1] not in node._entries:
-            raise _absent(node, path, len(path) - 1)
-        writes: _Writes = []
-        copies: _Copies = []
-        _plan_copy(node, path[-1], item, path, writes, copies)
-        _carry_out(writes, copies, non_blocking)
+            raise absent_error(node, path, len(path) - 1)
+        writes: Writes = []
+        copies: Copies = []
+        plan_copy(node, path[-1], item, path, writes, copies)
+        carry_out(writes, copies, non_blocking)
         return self
 
     def set_non_tensor(self, key: Any, value: Any) -> Self:
@@ -414,13 +422,13 @@ class MappingMixin(TensorCollection):
         """
         if self._is_locked and not inplace:
             raise locked_error(())
-        plan = _UpdatePlan(inplace, clone, is_leaf)
-        wanted = None if keys_to_update is None else _tree_of_keys(keys_to_update)
+        plan = UpdatePlan(inplace, clone, is_leaf)
+        wanted = None if keys_to_update is None else tree_of_keys(keys_to_update)
         if input_dict_or_td is not None:
             plan.add(self, input_dict_or_td, (), wanted)
         if kwargs:
             plan.add(self, kwargs, (), wanted)
-        _carry_out(plan.writes, plan.copies, non_blocking)
+        carry_out(plan.writes, plan.copies, non_blocking)
         return self
 
     def update_(
@@ -440,15 +448,15 @@ class MappingMixin(TensorCollection):
             KeyPathError: if a key of the input is absent here.
             TensorDictShapeError: if a value does not fit its entry.
         """
-        wanted = None if keys_to_update is None else _tree_of_keys(keys_to_update)
-        writes: _Writes = []
-        copies: _Copies = []
+        wanted = None if keys_to_update is None else tree_of_keys(keys_to_update)
+        writes: Writes = []
+        copies: Copies = []
         for source in (input_dict_or_td, kwargs):
             if source is not None:
-                _plan_copies(self, source, (), wanted, writes, copies)
+                plan_copies(self, source, (), wanted, writes, copies)
         if clone:
             copies = [(dest, value.clone()) for dest, value in copies]
-        _carry_out(writes, copies, non_blocking)
+        carry_out(writes, copies, non_blocking)
         return self
 
     # -- removing and renaming -----------------------------------------------------------------
@@ -457,9 +465,9 @@ class MappingMixin(TensorCollection):
         """Return the tensordict that holds the last name of a path; raise if it is absent."""
         node = self._require(path[:-1])
         if not isinstance(node, MappingMixin):
-            raise _through_leaf(node, path[-2:])
+            raise through_leaf_error(node, path[-2:])
         if path[-1] not in node._entries:
-            raise _absent(node, path, len(path) - 1)
+            raise absent_error(node, path, len(path) - 1)
         return node  # type: ignore[return-value]
 
     def pop(self, key: Any, default: Any = NO_DEFAULT) -> Any:
@@ -574,170 +582,6 @@ class MappingMixin(TensorCollection):
         return self
 
 
-# -- planning and carrying out writes --------------------------------------------------------------
-
-
-def _carry_out(writes: _Writes, copies: _Copies, non_blocking: bool = False) -> None:
-    for dest, value in copies:
-        dest.copy_(value, non_blocking=non_blocking)
-    for node, entries in writes:
-        node._write(entries)
-
-
-class _UpdatePlan:
-    """The writes and copies of one ``update``."""
-
-    __slots__ = ("clone", "copies", "inplace", "is_leaf", "writes")
-
-    def __init__(self, inplace: bool, clone: bool, is_leaf: Any) -> None:
-        self.inplace = inplace
-        self.clone = clone
-        self.is_leaf = is_leaf
-        self.writes: _Writes = []
-        self.copies: _Copies = []
-
-    def add(self, node: Any, source: Any, path: tuple[str, ...], wanted: Any) -> None:
-        """Plan to write the items of `source` to `node`, which stands at `path`."""
-        if not isinstance(source, (TensorCollection, Mapping)):
-            raise AttributeError(
-                f"expected a mapping or a tensordict to update {format_entry(path) if path else 'td'}"
-                f" from, found {type(source).__name__}: pass a dict"
-            )
-        pending: dict[str, Any] = {}
-        for key, value in source.items():
-            name, value, is_nested = _split_item(key, value)
-            below = _wanted_below(wanted, name)
-            if below is _NOTHING:
-                continue
-            where = (*path, name)
-            current = pending[name] if name in pending else node._entries.get(name)
-            is_tree = isinstance(value, (TensorCollection, Mapping))
-            if is_tree and isinstance(current, MappingMixin) and not self._is_whole(value):
-                if name in pending:
-                    # Not yet written, and perhaps the caller's own object: merge into a copy.
-                    current = pending[name] = current.copy()
-                self.add(current, value, where, below)
-                continue
-            if is_nested and current is not None:
-                raise _through_leaf(current, where)
-            if self.inplace and current is not None:
-                _plan_copy(node, name, value, where, self.writes, self.copies)
-                continue
-            if node._is_locked:
-                raise locked_error(where)
-            if below is not None and is_tree:
-                entry = node._empty_like_self()
-                self.add(entry, value, where, below)
-                pending[name] = entry
-                continue
-            if self.clone and isinstance(value, (Tensor, TensorCollection)):
-                value = value.clone()  # type: ignore[union-attr]
-            pending[name] = node._to_entry(value, where)
-        if pending:
-            self.writes.append((node, pending))
-
-    def _is_whole(self, value: Any) -> bool:
-        return self.is_leaf is not None and bool(self.is_leaf(type(value)))
-
-
-def _plan_copies(
-    node: Any, source: Any, path: tuple[str, ...], wanted: Any, writes: _Writes, copies: _Copies
-) -> None:
-    """Plan to copy the items of `source` into the existing entries of `node`."""
-    for key, value in source.items():
-        name, value, _ = _split_item(key, value)
-        below = _wanted_below(wanted, name)
-        if below is _NOTHING:
-            continue
-        where = (*path, name)
-        if name not in node._entries:
-            raise _absent(node, where, len(path))
-        _plan_copy(node, name, value, where, writes, copies, below)
-
-
-def _plan_copy(
-    node: Any,
-    name: str,
-    value: Any,
-    path: tuple[str, ...],
-    writes: _Writes,
-    copies: _Copies,
-    wanted: Any = None,
-) -> None:
-    """Plan to copy `value` into the existing entry `name` of `node`."""
-    dest = node._entries[name]
-    if isinstance(dest, TensorCollection):
-        if not isinstance(value, (TensorCollection, Mapping)):
-            raise TensorDictShapeError(
-                f"expected a mapping or a tensordict for the nested tensordict "
-                f"{format_entry(path)}, found {type(value).__name__}: use set() to replace it"
-            )
-        _plan_copies(dest, value, path, wanted, writes, copies)
-        return
-    if isinstance(dest, NonTensorData):
-        data = value.data if isinstance(value, NonTensorData) else value
-        writes.append((node, {name: NonTensorData(data, dest._batch_size)}))
-        return
-    if not isinstance(value, Tensor):
-        value = value if isinstance(value, TensorCollection) else to_leaf(value, node._batch_size)
-        if not isinstance(value, Tensor):
-            raise TensorDictShapeError(
-                f"expected a tensor of shape {list(dest.shape)} to copy into "
-                f"{format_entry(path)}, found {type(value).__name__}: use set() to replace it"
-            )
-    if value.shape != dest.shape:
-        if value.shape[: len(node._batch_size)] != node._batch_size:
-            raise _misfit(node, value, path)
-        if not _broadcasts_to(value.shape, dest.shape):
-            raise TensorDictShapeError(
-                f"expected a value that broadcasts to {list(dest.shape)} to copy into "
-                f"{format_entry(path)}, found shape {list(value.shape)}: use set() to replace it"
-            )
-    copies.append((dest, value))
-
-
-def _broadcasts_to(shape: torch.Size, target: torch.Size) -> bool:
-    offset = len(target) - len(shape)
-    if offset < 0:
-        return False
-    return all(size in (1, target[offset + dim]) for dim, size in enumerate(shape))
-
-
-def _split_item(key: Any, value: Any) -> tuple[str, Any, bool]:
-    """Return the first name of a key and the value below it, and whether the key was nested."""
-    if isinstance(key, str):
-        return key, value, False
-    path = unravel_key_to_tuple(key)
-    for name in reversed(path[1:]):
-        value = {name: value}
-    return path[0], value, len(path) > 1
-
-
-# A tree of wanted keys: name -> None (everything below) or a tree.
-_NOTHING: Any = NO_DEFAULT
-
-
-def _tree_of_keys(keys: Any) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for key in [keys] if is_nested_key(keys) and isinstance(keys, str) else keys:
-        path = unravel_key_to_tuple(key)
-        node = tree
-        for name in path[:-1]:
-            below = node.setdefault(name, {})
-            if below is None:
-                break
-            node = below
-        else:
-            node[path[-1]] = None
-    return tree
-
-
-def _wanted_below(wanted: Any, name: str) -> Any:
-    if wanted is None:
-        return None
-    return wanted.get(name, _NOTHING)
-
-
 def _names_an_entry(index: tuple[Any, ...]) -> bool:
     """Tell whether a tuple in square brackets is a key path (and no index)."""
     if len(index) == 0 or not isinstance(index[0], (str, tuple)):
@@ -762,51 +606,3 @@ def _refine(value: Any, names: tuple[str | None, ...], path: Any) -> tuple[str |
             )
         merged.append(own if name is None else name)
     return (*merged, *old[ndim:])
-
-
-# -- messages --------------------------------------------------------------------------------------
-
-
-def locked_error(path: Any) -> LockedError:
-    """Make the error for a write to a locked tensordict."""
-    what = f"write {format_entry(path)}" if path else "change the entries"
-    return LockedError(
-        f"expected an unlocked tensordict to {what}, found a locked one: write in place "
-        "(set_, update_, or inplace=True) or unlock the root first (td.unlock_())"
-    )
-
-
-def _absent(node: Any, path: tuple[str, ...], depth: int) -> KeyPathError:
-    where = f" of {format_entry(path[:depth])}" if depth else ""
-    return KeyPathError(
-        f"expected key {format_key(path)}, found no {path[depth]!r} among the keys"
-        f"{where}: {list(node._entries)}"
-    )
-
-
-def _through_leaf(value: Any, path: tuple[str, ...]) -> KeyThroughLeafError:
-    kind = "a non-tensor value" if isinstance(value, NonTensorData) else "a tensor"
-    return KeyThroughLeafError(
-        f"expected a tensordict at {path[0]!r} on the way to {format_key(path)}, found {kind}: "
-        "shorten the key, or delete that entry first"
-    )
-
-
-def _misfit(node: Any, value: Tensor, path: Any, scalar: Any = None) -> TensorDictShapeError:
-    size, shape = node._batch_size, value.shape
-    entry = format_entry(path)
-    if len(shape) < len(size):
-        detail = f"it has {len(shape)} dimensions, at least {len(size)} are needed"
-    else:
-        dim = next(i for i in range(len(size)) if shape[i] != size[i])
-        detail = f"dimension {dim} must be {size[dim]}, got {shape[dim]}"
-    advice = "reshape the value, or change td.batch_size first"
-    if isinstance(scalar, (bool, int, float)):
-        advice = (
-            f"a Python number is stored as a 0-d tensor; write torch.full({list(size)}, {scalar!r})"
-            " or td.set_non_tensor(key, value)"
-        )
-    return TensorDictShapeError(
-        f"expected {entry} to start with the batch size {list(size)}, found shape {list(shape)}: "
-        f"{detail}; {advice}"
-    )

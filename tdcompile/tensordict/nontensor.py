@@ -19,8 +19,8 @@ class NonTensorData:
     """A value that is no tensor, with the batch size of the tensordict that holds it.
 
     ``td["s"] = "x"`` stores ``NonTensorData("x", batch_size=td.batch_size)``; ``td["s"]`` gives
-    ``"x"`` back and ``td.get("s")`` the ``NonTensorData``. Leaf-wise operations pass the same object
-    through; shape operations and indexing make one with another batch size and the same `data`.
+    ``"x"`` back and ``td.get("s")`` the ``NonTensorData``. Leaf-wise operations pass the same
+    object through; shape operations and indexing make one with another batch size.
 
     Args:
         data: any object; kept as it is, never copied.

@@ -15,9 +15,10 @@ from torch import Tensor
 from tdcompile.tensordict.nontensor import NonTensorData
 
 _MAX_WIDTH = 80
+_INDENT = 4
 
-# dtype -> short name, by kind and width in bits, such as f32 or i64.
-_KINDS = {"float": "f", "bfloat": "bf", "complex": "c", "int": "i", "uint": "u"}
+# Kind of a dtype -> its short form; the width in bits follows, as in f32 or i64.
+_SHORT_KINDS = {"bfloat": "bf", "complex": "c", "float": "f", "int": "i", "uint": "u"}
 
 
 class PrintingMixin:
@@ -29,7 +30,6 @@ class PrintingMixin:
         _entries: dict[str, Any]
         _batch_size: torch.Size
         _device: torch.device | None
-        _names: tuple[str | None, ...] | None
 
     def __repr__(self) -> str:
         """Show batch size, device and each entry (sorted by key) with dtype and trailing shape.
@@ -38,38 +38,50 @@ class PrintingMixin:
             >>> TensorDict({"a": torch.zeros(3, 2)}, batch_size=[3])
             TensorDict(batch_size=[3], fields={a: f32[2]})
         """
-        head = f"batch_size={_shape(self._batch_size)}"
-        if self._device is not None:
-            head += f", device={self._device}"
-        fields = [
-            f"{name}: {_describe(value, self)}" for name, value in sorted(self._entries.items())
-        ]
-        name = type(self).__name__
-        line = f"{name}({head}, fields={{{', '.join(fields)}}})"
-        if len(line) <= _MAX_WIDTH and len(fields) <= 2:
-            return line
-        body = ",\n    ".join(fields)
-        return f"{name}({head}, fields={{\n    {body}}})"
+        device = "" if self._device is None else f", device={self._device}"
+        head = f"{type(self).__name__}(batch_size={_shape(self._batch_size)}{device}, fields="
+        return f"{head}{_fields(self, 0, len(head) + 1)})"
+
+
+def _fields(td: Any, level: int, used: int) -> str:
+    """Return the entries of `td` in braces; on lines of their own if they would be too wide.
+
+    Args:
+        td: a tensordict.
+        level: how deep it is nested.
+        used: characters already on the line.
+    """
+    line = "{" + ", ".join(_describe(td, name, None) for name in sorted(td.keys())) + "}"
+    if "\n" not in line and used + len(line) <= _MAX_WIDTH:
+        return line
+    pad = "\n" + " " * (_INDENT * (level + 1))
+    return "{" + ",".join(pad + _describe(td, name, level + 1) for name in sorted(td.keys())) + "}"
+
+
+def _describe(td: Any, name: str, level: int | None) -> str:
+    value = td.get(name)
+    ndim = len(td.batch_size)
+    if isinstance(value, Tensor):
+        device = value.device
+        at = f"@{device}" if td.device is None and device.type != "cpu" else ""
+        return f"{name}: {_short_dtype(value.dtype)}{_shape(value.shape[ndim:])}{at}"
+    if isinstance(value, NonTensorData):
+        return f"{name}: {type(value.data).__name__}"
+    extra = value.batch_size[ndim:]
+    head = f"{name}: {_shape(extra) if extra else ''}"
+    if level is None:
+        inner = ", ".join(_describe(value, key, None) for key in sorted(value.keys()))
+        return head + "{" + inner + "}"
+    return head + _fields(value, level, _INDENT * level + len(head) + 1)
 
 
 def _shape(size: Any) -> str:
     return "[" + ",".join(str(dim) for dim in size) + "]"
 
 
-def _dtype(dtype: torch.dtype) -> str:
+def _short_dtype(dtype: torch.dtype) -> str:
     name = str(dtype).removeprefix("torch.")
-    kind = name.rstrip("0123456789")
-    if kind in _KINDS and kind != name:
-        return _KINDS[kind] + name[len(kind) :]
+    for kind, short in _SHORT_KINDS.items():
+        if name.startswith(kind) and name[len(kind) : len(kind) + 1].isdigit():
+            return short + name[len(kind) :]
     return name
-
-
-def _describe(value: Any, parent: Any) -> str:
-    ndim = len(parent._batch_size)
-    if isinstance(value, Tensor):
-        return f"{_dtype(value.dtype)}{_shape(value.shape[ndim:])}"
-    if isinstance(value, NonTensorData):
-        return type(value.data).__name__
-    extra = value._batch_size[ndim:]
-    inner = ", ".join(f"{name}: {_describe(v, value)}" for name, v in sorted(value._entries.items()))
-    return f"{_shape(extra) if extra else ''}{{{inner}}}"

@@ -3,9 +3,10 @@
 Key names: :class:`ViewsMixin` (``keys``, ``values``, ``items``), :class:`TensorDictKeysView`,
 :class:`TensorDictValuesView`, :class:`TensorDictItemsView`.
 
-Invariant: a view shows the entries of its tensordict at the time it is asked, in insertion order. A
-nested view lists what is in a tensordict before the tensordict itself among keys, and after it among
-values and items, as the ``tensordict`` package does; nested views are iterated over a snapshot.
+Invariant: a view shows the entries of its tensordict at the time it is asked, in insertion order.
+A nested view lists what is in a tensordict before the tensordict itself among keys, and after it
+among values and items, as the ``tensordict`` package does; nested views are iterated over a
+snapshot.
 """
 
 from __future__ import annotations

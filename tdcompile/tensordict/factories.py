@@ -1,0 +1,35 @@
+"""Functions that make tensordicts.
+
+Key names: :func:`make_tensordict`, :func:`from_dict`, :func:`from_any`, :func:`fromkeys`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdcompile.tensordict.dense import TensorDict
+
+from_dict = TensorDict.from_dict
+from_any = TensorDict.from_any
+fromkeys = TensorDict.fromkeys
+
+
+def make_tensordict(
+    input_dict: Any = None,
+    batch_size: Any = None,
+    device: Any = None,
+    auto_batch_size: bool | None = None,
+    **kwargs: Any,
+) -> TensorDict:
+    """Return a tensordict made of a mapping or of keyword arguments, see ``TensorDict.from_dict``.
+
+    Example:
+        >>> make_tensordict(a=torch.zeros(3, 4), auto_batch_size=True).batch_size
+        torch.Size([3, 4])
+    """
+    return TensorDict.from_dict(
+        kwargs if input_dict is None else input_dict,
+        batch_size=batch_size,
+        device=device,
+        auto_batch_size=auto_batch_size,
+    )

@@ -1,0 +1,221 @@
+"""Tensordicts as pytrees: what ``torch.vmap``, ``torch.export`` and ``tree_map`` see.
+
+Key names: :func:`register_pytree`, :class:`TensorDictContext`.
+
+Leaves are the tensors and nested tensordicts, in key order; non-tensor values are in the context.
+
+Invariant: a context holds no tensor and no size that unflattening with the same ranks would look
+at, so a tensordict with other sizes (dynamic batch) unflattens without a comparison of sizes.
+
+Note [Batch size of an unflattened tensordict]. Leaves may come back with other shapes than those
+that were flattened: ``vmap`` takes one batch dimension off and puts one on, ``tree_map`` may do
+anything. The number of batch dimensions is worked out for each leaf from its rank: the same rank
+keeps it; a leaf that lost or got *leading* dimensions (its other sizes are those of the old leaf)
+loses or gets as many; a leaf that still starts with the old batch size keeps it; else the
+difference in rank counts. The smallest result is taken, cut to the leading sizes that all leaves
+share.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from tdcompile.tensordict.collection import TensorCollection
+from tdcompile.tensordict.construct import common_prefix
+from tdcompile.tensordict.dense import TensorDict
+from tdcompile.tensordict.nontensor import NonTensorData
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# In a context, stands where a leaf is.
+_LEAF = None
+
+
+class TensorDictContext:
+    """What a tensordict is besides its leaves.
+
+    Two contexts are equal if class, keys, number of batch dimensions, names, device and non-tensor
+    values are: ``tree_map`` over tensordicts of different sizes is allowed, as for tensors.
+    """
+
+    __slots__ = ("batch_size", "cls", "device", "entries", "names", "shapes")
+
+    def __init__(
+        self,
+        cls: type,
+        entries: dict[str, NonTensorData | None],
+        batch_size: tuple[Any, ...],
+        device: torch.device | None,
+        names: tuple[str | None, ...] | None,
+        shapes: tuple[Any, ...],
+    ) -> None:
+        self.cls = cls
+        self.entries = entries  # key -> non-tensor value, or None for a leaf
+        self.batch_size = batch_size
+        self.device = device
+        self.names = names
+        self.shapes = shapes  # of the leaves; None for what is no tensor
+
+    def leaf_keys(self) -> list[str]:
+        """Return the keys of the leaves, in order."""
+        return [key for key, value in self.entries.items() if value is _LEAF]
+
+    def _identity(self) -> tuple[Any, ...]:
+        data = [
+            (key, _LEAF if value is _LEAF else (value.data,)) for key, value in self.entries.items()
+        ]
+        return (self.cls, data, len(self.batch_size), self.device, self.names)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorDictContext):
+            return NotImplemented
+        return bool(self._identity() == other._identity())
+
+    def __hash__(self) -> int:
+        return hash((self.cls, tuple(self.entries), len(self.batch_size), self.device, self.names))
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(keys={list(self.entries)}, batch_dims={len(self.batch_size)}, "
+            f"device={self.device}, names={self.names})"
+        )
+
+
+def register_pytree(cls: type) -> None:
+    """Register a class of dense tensordicts with torch's pytrees, under its qualified name."""
+    pytree.register_pytree_node(
+        cls,
+        _flatten,
+        _unflatten,
+        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+        to_dumpable_context=_to_dumpable,
+        from_dumpable_context=_from_dumpable,
+        flatten_with_keys_fn=_flatten_with_keys,
+    )
+    _CLASSES[f"{cls.__module__}.{cls.__qualname__}"] = cls
+
+
+_CLASSES: dict[str, type] = {}
+
+
+def _flatten(td: Any) -> tuple[list[Any], TensorDictContext]:
+    leaves: list[Any] = []
+    shapes: list[Any] = []
+    entries: dict[str, NonTensorData | None] = {}
+    for key, value in td._entries.items():
+        if isinstance(value, NonTensorData):
+            entries[key] = value
+        else:
+            entries[key] = _LEAF
+            leaves.append(value)
+            shapes.append(value.shape)
+    context = TensorDictContext(
+        type(td), entries, td._batch_size, td._device, td._names, tuple(shapes)
+    )
+    return leaves, context
+
+
+def _flatten_with_keys(td: Any) -> tuple[list[tuple[Any, Any]], TensorDictContext]:
+    leaves, context = _flatten(td)
+    paths: list[Any] = [pytree.MappingKey(key) for key in context.leaf_keys()]
+    return list(zip(paths, leaves, strict=True)), context
+
+
+def _unflatten(leaves: Iterable[Any], context: TensorDictContext) -> Any:
+    values = list(leaves)
+    batch_size, names = _new_batch(values, context)
+    device = context.device
+    for value in values:
+        if device is not None and getattr(value, "device", device) != device:
+            device = None
+    remaining = iter(values)
+    entries: dict[str, Any] = {}
+    for key, value in context.entries.items():
+        entries[key] = next(remaining) if value is _LEAF else value._with_batch_size(batch_size)
+    cls: Any = context.cls
+    return cls._from_entries(entries, batch_size, device, names)
+
+
+def _new_batch(
+    values: list[Any], context: TensorDictContext
+) -> tuple[torch.Size, tuple[str | None, ...] | None]:
+    """Return batch size and names for new leaves, see Note [Batch size of ...]."""
+    old = context.batch_size
+    names = context.names
+    sized: list[tuple[torch.Size, Any]] = [
+        (value.shape, shape)  # type: ignore[union-attr]  # tensordicts of every kind have one
+        for value, shape in zip(values, context.shapes or (None,) * len(values), strict=True)
+        if isinstance(value, (Tensor, TensorCollection))
+    ]
+    if not sized:
+        # No leaves at all, or placeholders such as the None that vmap flattens in_dims with.
+        return torch.Size(old), names
+    ndim = len(old)
+    leading = 0
+    for index, (new, shape) in enumerate(sized):
+        wanted, added = _batch_dims(new, shape, old)
+        if index == 0 or wanted < ndim:
+            ndim, leading = wanted, added
+    ndim = min(ndim, *(len(new) for new, _ in sized)) if len(sized) > 1 else ndim
+    size = sized[0][0][:ndim]
+    for new, _ in sized[1:]:
+        size = common_prefix(size, new[:ndim])
+    if names is not None:
+        names = (None,) * leading + names if leading > 0 else names[-leading:]
+        names = (*names, *(None,) * len(size))[: len(size)]
+    return size, names
+
+
+def _batch_dims(new: torch.Size, shape: Any, old: tuple[Any, ...]) -> tuple[int, int]:
+    """Return for one leaf the number of batch dimensions and how many were put in front."""
+    ndim = len(old)
+    if shape is None or len(new) == len(shape):
+        return min(ndim, len(new)), 0
+    added = len(new) - len(shape)
+    in_front = new[added:] == shape if added > 0 else new == shape[-added:]
+    if not in_front and new[:ndim] == torch.Size(old):
+        return ndim, 0
+    return min(max(ndim + added, 0), len(new)), added
+
+
+def _to_dumpable(context: TensorDictContext) -> dict[str, Any]:
+    """Return the context as JSON; sizes are left out where there are leaves to read them off."""
+    has_leaves = any(value is _LEAF for value in context.entries.values())
+    return {
+        "class": f"{context.cls.__module__}.{context.cls.__qualname__}",
+        "keys": list(context.entries),
+        "non_tensor": {
+            key: value.data for key, value in context.entries.items() if value is not _LEAF
+        },
+        "batch_dims": len(context.batch_size),
+        "batch_size": None if has_leaves else [int(size) for size in context.batch_size],
+        "device": None if context.device is None else str(context.device),
+        "names": None if context.names is None else list(context.names),
+    }
+
+
+def _from_dumpable(dumped: dict[str, Any]) -> TensorDictContext:
+    size = dumped["batch_size"]
+    batch_size = (0,) * dumped["batch_dims"] if size is None else tuple(size)
+    data = dumped["non_tensor"]
+    entries = {
+        key: NonTensorData(data[key], batch_size) if key in data else _LEAF
+        for key in dumped["keys"]
+    }
+    device = dumped["device"]
+    return TensorDictContext(
+        _CLASSES[dumped["class"]],
+        entries,
+        batch_size,
+        None if device is None else torch.device(device),
+        None if dumped["names"] is None else tuple(dumped["names"]),
+        (),
+    )
+
+
+register_pytree(TensorDict)
