@@ -209,7 +209,7 @@ class Collector:
 
     def __init__(self, td_class: Any, seed: int) -> None:
         self.td_class = td_class
-        # SAME_STEP: at an episode's end the observation is that of the next episode already, and the
+        # SAME_STEP: at an episode's end the observation is that of the next one already, and the
         # last one of the old episode is in `info`. So every transition is a real one.
         self.envs = SyncVectorEnv(
             [lambda: gym.make("CartPole-v1")] * NUM_ENVS, autoreset_mode=AutoresetMode.SAME_STEP
@@ -285,8 +285,8 @@ def train(
     """
     module = importlib.import_module(package)
     td_class = module.TensorDict
-    if package == "tdcompile" and backend not in (None, "tdcompile"):
-        module.install()  # `backend="tdcompile"` does so by itself
+    if package == "tdcompile" and backend is not None:
+        module.install()  # what `backend="tdcompile"` does by itself, and other backends need
     torch.compiler.reset()
     torch.manual_seed(seed)
     functions = Functions()
