@@ -103,6 +103,7 @@ __all__ = [
     "install_absence_guard",
     "install_class_guard",
     "install_key_set_guard",
+    "install_lambda_guard",
     "install_length_guard",
     "install_no_alias_guard",
     "install_presence_guard",
@@ -247,6 +248,16 @@ def install_key_set_guard(tx: Any, source: Source, *, ordered: bool) -> None:
     if ordered:
         tx.output.guard_on_key_order.add(source)
     install_guard(source.make_guard(GuardBuilder.DICT_KEYS_MATCH))
+
+
+def _lambda(builder: Any, guard: Guard, test: Callable[[Any], bool], text: str) -> None:
+    builder.get_guard_manager(guard).add_lambda_guard(test, [f"{text}: {guard.name}"], None)
+
+
+def install_lambda_guard(source: Source, test: Callable[[Any], bool], text: str) -> None:
+    """Guard a condition of ours on an input; it costs a Python call each time."""
+    create_fn: Callable[..., Any] = functools.partial(_lambda, test=test, text=text)
+    install_guard(source.make_guard(create_fn))
 
 
 def _no_alias(builder: Any, guard: Guard, sources: Sequence[Source]) -> None:

@@ -87,20 +87,30 @@ class LockingMixin:
         """
         was_locked = self._is_locked
         if was_locked:
+            parent = foreign_holder(self)
+            if parent is not None:
+                raise LockedError(
+                    "expected the root of a locked tree to unlock, found a tensordict held by "
+                    f"a locked one with the keys {list(parent._entries)}: unlock that one first"
+                )
             nodes: list[Any] = []
             _collect_nodes(self, nodes)
-            for node in nodes:
-                parent = _foreign_parent(node, nodes)
-                if parent is not None:
-                    raise LockedError(
-                        "expected the root of a locked tree to unlock, found a tensordict held by "
-                        f"a locked one with the keys {list(parent._entries)}: unlock that one first"
-                    )
             for node in nodes:
                 node._is_locked = False
                 node._lock_parents = None
         self._last_op = ("unlock_", None, was_locked)
         return self
+
+
+def foreign_holder(td: Any) -> Any:
+    """Return a locked tensordict outside the tree of `td` that holds one of the tree, or ``None``."""
+    nodes: list[Any] = []
+    _collect_nodes(td, nodes)
+    for node in nodes:
+        parent = _foreign_parent(node, nodes)
+        if parent is not None:
+            return parent
+    return None
 
 
 def _collect_nodes(node: Any, out: list[Any]) -> None:

@@ -1,6 +1,7 @@
 """Making a tensordict from its parts in one call: what a compiled frame runs for each result.
 
-Key names: :func:`rebuild_tensordict`, :func:`shallow_entries`.
+Key names: :func:`rebuild_tensordict`, :func:`shallow_entries`,
+:func:`may_unlock`.
 
 Invariant: the parts come from a trace that checked them, so nothing is checked again.
 """
@@ -13,8 +14,9 @@ import torch
 
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
+from tdcompile.tensordict.locking import foreign_holder
 
-__all__ = ["rebuild_tensordict", "shallow_entries"]
+__all__ = ["may_unlock", "rebuild_tensordict", "shallow_entries"]
 
 _new = object.__new__
 
@@ -62,3 +64,8 @@ def shallow_entries(entries: dict[str, Any]) -> dict[str, Any]:
         key: value.clone(False) if isinstance(value, TensorCollection) else value
         for key, value in entries.items()
     }
+
+
+def may_unlock(td: TensorDict) -> bool:
+    """Tell whether ``td.unlock_()`` is allowed: no locked tensordict from outside holds its tree."""
+    return foreign_holder(td) is None

@@ -38,6 +38,10 @@ class Layout:
         shallow_entries: importable function that copies a ``dict`` of entries with shallow copies of
             the nested tensordicts, as ``clone(recurse=False)`` does; None leaves that method to its
             own Python.
+        may_unlock: importable test whether ``unlock_()`` of a tensordict is allowed; None leaves
+            ``lock_`` and ``unlock_`` to their own Python.
+        lock_references: attribute that refers to the locked tensordicts which hold this one (cleared
+            when it is unlocked), or nothing.
         bookkeeping: attributes that carry no meaning for a program (weak references of a lock);
             a trace reads them as None and drops writes to them.
         non_tensor: classes of entries that hold a value which is no tensor.
@@ -53,6 +57,8 @@ class Layout:
     is_trusted: bool = False
     from_entries: str | None = None
     shallow_entries: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    may_unlock: Callable[[Any], bool] | None = None
+    lock_references: tuple[str, ...] = ()
     bookkeeping: tuple[str, ...] = ()
     non_tensor: tuple[type, ...] = ()
 

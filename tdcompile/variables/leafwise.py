@@ -29,7 +29,7 @@ from tdcompile.tensordict.leafwise import (
 from tdcompile.variables.storage import StorageVariable
 from tdcompile.variables.tensordict import TensorDictVariable
 
-__all__ = ["OPERATORS", "method", "operator_call", "torch_function"]
+__all__ = ["OPERATORS", "entry_kind", "method", "operator_call", "torch_function"]
 
 _INPLACE_FUNCTIONS = {
     f"__{name}__": getattr(operator, name)
@@ -237,12 +237,12 @@ def _broadcasts_to_batch(tx: Any, td: TensorDictVariable, tensor: seam.TensorVar
 
 def _first_tensor(tx: Any, td: TensorDictVariable) -> seam.TensorVariable | None:
     for _, vt in td.storage.items(tx, ordered=False):
-        if _kind(td, vt) == "tensor":
+        if entry_kind(td, vt) == "tensor":
             return vt.realize()  # type: ignore[return-value]
     return None
 
 
-def _kind(td: TensorDictVariable, vt: Any) -> str:
+def entry_kind(td: TensorDictVariable, vt: Any) -> str:
     """``"tensor"``, ``"tensordict"``, ``"non-tensor"`` or ``"other"``; a non-tensor stays unread."""
     if isinstance(vt, seam.LazyVariableTracker) and not vt.is_realized():
         value_type = vt.peek_type()
@@ -271,7 +271,7 @@ def _row(
             row.append(own)
         elif operand.is_tensordict:
             other = operand.vt.storage.get(key)
-            if other is None or _kind(operand.vt, other) != "tensor":
+            if other is None or entry_kind(operand.vt, other) != "tensor":
                 return None
             other = other.realize()
             if _ndim(other) != _ndim(own):
@@ -319,7 +319,7 @@ def _rows(
     out = []
     for key in keys:
         entry = td.storage.get(key)
-        kind = _kind(td, entry)
+        kind = entry_kind(td, entry)
         if kind == "tensor":
             row: Any = _row(tx, td, key, entry, operands, batch_dims)
             if row is None:
@@ -351,7 +351,7 @@ def _nested_rows(
             below.append(_Operand(nested))
         elif operand.is_tensordict:
             other = operand.vt.storage.get(key)
-            if other is None or _kind(operand.vt, other) != "tensordict":
+            if other is None or entry_kind(operand.vt, other) != "tensordict":
                 return None
             below.append(_Operand(other.realize()))
         elif batch_dims is None:

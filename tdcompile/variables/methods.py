@@ -14,7 +14,7 @@ from typing import Any
 
 from tdcompile._compat import dynamo as seam
 from tdcompile.tensordict.leafwise import LEAFWISE_BY_NAME
-from tdcompile.variables import leafwise
+from tdcompile.variables import leafwise, locks
 from tdcompile.variables.tensordict import TensorDictVariable
 
 __all__ = ["METHODS", "PROPERTIES"]
@@ -43,7 +43,7 @@ def _entry(td: TensorDictVariable, path: tuple[str, ...]) -> Any:
         if found is None:
             return None
         is_last = depth == len(path) - 1
-        if leafwise._kind(td, found) not in (("tensor", "tensordict") if is_last else ("tensordict",)):
+        if leafwise.entry_kind(td, found) not in (("tensor", "tensordict") if is_last else ("tensordict",)):
             return None
         if is_last:
             return found.realize()
@@ -92,6 +92,8 @@ METHODS["__getitem__"] = _getitem
 METHODS["get"] = _get
 METHODS["clone"] = _clone
 METHODS["copy"] = _copy
+METHODS["lock_"] = locks.lock
+METHODS["unlock_"] = locks.unlock
 
 
 def _field(name: str) -> Callable[[TensorDictVariable, Any], seam.VariableTracker]:

@@ -16,7 +16,7 @@ from tdcompile.patching import Patch, PatchSet, TablePatch
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.leafwise import LeafwiseOp
 from tdcompile.tensordict.nontensor import NonTensorData
-from tdcompile.tensordict.rebuild import rebuild_tensordict, shallow_entries
+from tdcompile.tensordict.rebuild import may_unlock, rebuild_tensordict, shallow_entries
 from tdcompile.variables import leafwise, replay
 from tdcompile.variables.breaks import skip_frame
 from tdcompile.variables.layout import FIELDS, Layout
@@ -35,6 +35,8 @@ OWN_LAYOUT = Layout(
     is_trusted=True,
     from_entries="_from_entries",
     shallow_entries=shallow_entries,
+    may_unlock=may_unlock,
+    lock_references=("_lock_parents",),
     bookkeeping=("_lock_parents", "_last_op", "_open_ops"),
     non_tensor=(NonTensorData,),
 )

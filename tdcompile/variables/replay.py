@@ -4,7 +4,8 @@ Key names: :func:`codegen_update_mutated` (wraps ``SideEffects.codegen_update_mu
 
 Invariant: the values of all edits are loaded before anything is written, ours and upstream's, so a
 swap of two keys or a leaf that is only carried along is right. Then upstream's writes, then ours:
-deletions first, sets in log order (see Note [Edit log] in ``storage.py``), fields last.
+locks that were released, deletions, sets in log order (see Note [Edit log] in ``storage.py``), fields,
+locks that were taken.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ def codegen_update_mutated(original: Callable[..., Any]) -> Callable[..., Any]:
             result = original(side_effects, codegen, *args, **kwargs)
         finally:
             del side_effects._get_modified_vars
-        for replay in replays:
-            replay.write(codegen)
+        for phase in (_Replay.unlock, _Replay.write, _Replay.lock):
+            for replay in replays:
+                phase(replay, codegen)
+        codegen.clear_tos()
         return result
 
     return replacement
@@ -64,6 +67,7 @@ class _Replay:
         storage = td.storage
         self.cleared = storage.cleared
         self.removed: list[str] = []
+        self.unlocked: tuple[str, ...] = ()
         self.sets: list[tuple[str, str]] = []
         self.fields: list[tuple[str, str]] = []
         self.object = _store(codegen, lambda: codegen(td.source))
@@ -76,12 +80,36 @@ class _Replay:
                 self.removed.append(key)
             if edit.value is not None:
                 self.sets.append((key, _store(codegen, lambda v=edit.value: codegen(v))))  # type: ignore[misc]
+        self.lock_call = ""
         for field in FIELDS:
             value = td.fields[field]
             if isinstance(value, InputField) and value.state is td.input_state:
                 continue
+            if field == "is_locked" and td.layout.may_unlock is not None:
+                self._plan_lock(td, value.as_python_constant())
+                continue
             name = _store(codegen, lambda v=value: push_field(codegen, v))  # type: ignore[misc]
             self.fields.append((getattr(td.layout, field), name))
+
+    def _plan_lock(self, td: TensorDictVariable, is_locked: bool) -> None:
+        assert td.input_state is not None
+        if is_locked == td.input_state.peek("is_locked"):
+            return  # The flag was read, hence guarded, before it was written.
+        self.lock_call = "lock_" if is_locked else ""
+        if not is_locked:
+            self.unlocked = (td.layout.is_locked, *td.layout.lock_references)
+
+    def unlock(self, codegen: seam.PyCodegen) -> None:
+        """Clear the flag and the references to holders: the trace checked that this is allowed."""
+        for attribute, value in zip(self.unlocked, (False, None), strict=False):
+            codegen.append_output(codegen.create_load_const(value))
+            codegen.append_output(codegen.create_load(self.object))
+            codegen.append_output(seam.create_instruction("STORE_ATTR", argval=attribute))
+
+    def lock(self, codegen: seam.PyCodegen) -> None:
+        """Call the real ``lock_()``, which makes the weak references to holders."""
+        if self.lock_call:
+            self._call(codegen, self.lock_call, on=self.object)
 
     def write(self, codegen: seam.PyCodegen) -> None:
         if self.cleared:
@@ -101,8 +129,8 @@ class _Replay:
             codegen.append_output(seam.create_instruction("STORE_ATTR", argval=attribute))
         codegen.clear_tos()
 
-    def _call(self, codegen: seam.PyCodegen, method: str, *args: Any) -> None:
-        codegen.append_output(codegen.create_load(self.entries))
+    def _call(self, codegen: seam.PyCodegen, method: str, *args: Any, on: str | None = None) -> None:
+        codegen.append_output(codegen.create_load(on or self.entries))
         codegen.load_method(method)
         for arg in args:
             codegen.append_output(codegen.create_load_const(arg))

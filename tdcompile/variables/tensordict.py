@@ -39,6 +39,7 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
         "input_state",
         "entry_state",
         "is_modified",
+        "locked_by",
         *seam.UserDefinedObjectVariable._nonvar_fields,
     }
 
@@ -50,11 +51,13 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
         fields: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        for name in ("input_state", "entry_state", "is_modified"):
+        for name in ("input_state", "entry_state", "is_modified", "locked_by"):
             kwargs.pop(name, None)
         super().__init__(value, **kwargs)
         self.layout = layout
         self.is_modified = False
+        # The tensordicts that locked this one in the trace.
+        self.locked_by: list[TensorDictVariable] = []
         self.input_state: InputState | None = None
         self.entry_state: EntryState | None = None
         if self.source is not None and storage is None:

@@ -1,0 +1,86 @@
+"""``lock_`` and ``unlock_`` in a trace: flags now, the real calls when the trace is replayed.
+
+Key names: :func:`lock`, :func:`unlock`.
+
+Invariant: a tensordict of a locked tree can be unlocked by its root only, in a trace as in eager code.
+The weak references that enforce it are made by the real ``lock_()`` at replay; within the trace the
+trackers remember who locked whom.
+
+Guards: the lock flag and the key set of each tensordict in the tree; ``unlock_`` also that no locked
+tensordict from outside holds one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tdcompile._compat import dynamo as seam
+from tdcompile.variables.breaks import break_graph
+from tdcompile.variables.leafwise import entry_kind
+from tdcompile.variables.tensordict import TensorDictVariable
+
+__all__ = ["lock", "unlock"]
+
+
+def lock(td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """``td.lock_()``: returns the tensordict."""
+    if args or kwargs or td.layout.may_unlock is None:
+        return None
+    if not _is_locked(td, tx):
+        _lock(td, tx)
+    return td
+
+
+def _lock(td: TensorDictVariable, tx: Any) -> None:
+    td.write_field(tx, "is_locked", seam.constant(True))
+    for nested in _nested(td, tx):
+        nested.locked_by.append(td)
+        if not _is_locked(nested, tx):
+            _lock(nested, tx)
+
+
+def unlock(td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """``td.unlock_()``: returns the tensordict."""
+    may_unlock = td.layout.may_unlock
+    if args or kwargs or may_unlock is None:
+        return None
+    if not _is_locked(td, tx):
+        return td
+    tree = list(_tree(td, tx))
+    for node in tree:
+        held = any(all(holder is not own for own in tree) and _is_locked(holder, tx) for holder in node.locked_by)
+        if held or (node.input_state is not None and not _guard_unheld(node, tree, may_unlock)):
+            break_graph("tdcompile: unlock of a held tensordict", td)
+    for node in tree:
+        node.write_field(tx, "is_locked", seam.constant(False))
+        node.locked_by.clear()
+    return td
+
+
+def _guard_unheld(node: TensorDictVariable, tree: list[TensorDictVariable], may_unlock: Any) -> bool:
+    """Guard that no locked tensordict from outside the tree holds `node`; False if one does."""
+    state = node.input_state
+    assert state is not None
+    root = next(own for own in tree if own.input_state is not None)
+    assert root.input_state is not None
+    if not may_unlock(root.input_state.value):
+        return False
+    seam.install_lambda_guard(root.input_state.source, may_unlock, "no locked tensordict holds this one")
+    return True
+
+
+def _is_locked(td: TensorDictVariable, tx: Any) -> bool:
+    return td.read_field(tx, "is_locked").as_python_constant()  # type: ignore[no-any-return]
+
+
+def _nested(td: TensorDictVariable, tx: Any) -> Iterator[TensorDictVariable]:
+    for _, entry in td.storage.items(tx, ordered=False):
+        if entry_kind(td, entry) == "tensordict":
+            yield entry.realize()  # type: ignore[misc]
+
+
+def _tree(td: TensorDictVariable, tx: Any) -> Iterator[TensorDictVariable]:
+    yield td
+    for nested in _nested(td, tx):
+        yield from _tree(nested, tx)
