@@ -11,9 +11,8 @@ leaf before it writes one; non-tensor entries pass through as the same object un
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,6 +22,9 @@ from tdcompile.tensordict.arithmetic import combine
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.keys import NO_DEFAULT, format_entry, unravel_key_to_tuple
 from tdcompile.tensordict.leafwise import align_operand, broadcast_batch_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 _Path = tuple[str, ...]
 
@@ -54,7 +56,7 @@ class ApplyMixin:
         *others: Any,
         batch_size: Sequence[int] | None = None,
         device: Any = NO_DEFAULT,
-        names: Sequence[str | None] | None = NO_DEFAULT,
+        names: Any = NO_DEFAULT,
         inplace: bool = False,
         default: Any = NO_DEFAULT,
         filter_empty: bool | None = None,
@@ -132,7 +134,7 @@ class ApplyMixin:
         nested_keys: bool = False,
         batch_size: Sequence[int] | None = None,
         device: Any = NO_DEFAULT,
-        names: Sequence[str | None] | None = NO_DEFAULT,
+        names: Any = NO_DEFAULT,
         inplace: bool = False,
         default: Any = NO_DEFAULT,
         filter_empty: bool | None = None,
@@ -144,11 +146,9 @@ class ApplyMixin:
     ) -> Any:
         """Do what :meth:`apply` does, with the key as first argument of `fn`.
 
-        Args:
-            fn: gets the key, the leaf, and the leaves of `others`.
-            nested_keys: give the whole path of a nested leaf as a tuple, not its last key.
-
-        The other arguments, the result and the errors are those of :meth:`apply`.
+        `fn` gets the key, the leaf, and the leaves of `others`. With `nested_keys` a nested leaf's
+        key is its whole path, as a tuple; otherwise it is the last key. The other arguments, the
+        result and the errors are those of :meth:`apply`.
         """
         request = _Request(
             fn,
@@ -290,10 +290,7 @@ class ApplyMixin:
     @property
     def requires_grad(self: Any) -> bool:
         """Tell whether some leaf requires a gradient."""
-        for leaf in _leaves_of(self):
-            if leaf.requires_grad:
-                return True
-        return False
+        return any(leaf.requires_grad for leaf in _leaves_of(self))
 
     def requires_grad_(self: Any, requires_grad: bool = True) -> Any:
         """Set ``requires_grad`` of all leaves in place."""
@@ -354,10 +351,7 @@ class ApplyMixin:
 
     def is_contiguous(self: Any) -> bool:
         """Tell whether all leaves are contiguous."""
-        for leaf in _leaves_of(self):
-            if not leaf.is_contiguous():
-                return False
-        return True
+        return all(leaf.is_contiguous() for leaf in _leaves_of(self))
 
     def record_stream(self: Any, stream: Any) -> Any:
         """Mark all leaves as used by `stream`."""
@@ -403,7 +397,9 @@ class ApplyMixin:
                 lambda leaf, value: _copied(leaf, value, {**kwargs, **place}), (self, data), {}
             )
         sample = data if isinstance(data, Tensor) else torch.as_tensor(data)
-        result = _new(self, sample.shape, {}, lambda leaf, _: _copied(leaf, sample, {**kwargs, **place}))
+        result = _new(
+            self, sample.shape, {}, lambda leaf, _: _copied(leaf, sample, {**kwargs, **place})
+        )
         return _on_device(result, place.get("device", sample.device))
 
 
@@ -532,9 +528,7 @@ def _visit(request: _Request, td: Any, others: tuple[Any, ...], path: _Path) -> 
             dropped = True
         else:
             result._entries[key] = new
-    if not result._entries and (
-        request.filter_empty or (dropped and request.filter_empty is None)
-    ):
+    if not result._entries and (request.filter_empty or (dropped and request.filter_empty is None)):
         return None
     return result
 
@@ -586,8 +580,8 @@ def _check_write(leaf: Tensor, value: Tensor, path: _Path) -> None:
     """Check that `value` can be copied into `leaf`."""
     if value.shape != leaf.shape and not _broadcasts_to(value.shape, leaf.shape):
         raise TensorDictShapeError(
-            f"{format_entry(path)} has shape {tuple(leaf.shape)}, which cannot hold a value of shape"
-            f" {tuple(value.shape)} in place. Use the out-of-place form."
+            f"{format_entry(path)} has shape {tuple(leaf.shape)}, which cannot hold a value of"
+            f" shape {tuple(value.shape)} in place. Use the out-of-place form."
         )
 
 
@@ -595,10 +589,7 @@ def _broadcasts_to(shape: torch.Size, target: torch.Size) -> bool:
     if len(shape) > len(target):
         return False
     tail = target[len(target) - len(shape) :]
-    for size, wanted in zip(shape, tail, strict=True):
-        if size not in (1, wanted):
-            return False
-    return True
+    return all(size in (1, wanted) for size, wanted in zip(shape, tail, strict=True))
 
 
 def _write(writes: list[tuple[Any, Any, Any, _Path]]) -> None:
@@ -643,9 +634,7 @@ def _leaves_of(value: Any) -> list[Tensor]:
     return leaves
 
 
-def _collect_copies(
-    td: Any, source: Any, path: _Path, writes: list[tuple[Tensor, Tensor]]
-) -> None:
+def _collect_copies(td: Any, source: Any, path: _Path, writes: list[tuple[Tensor, Tensor]]) -> None:
     for key, value in td._entries.items():
         new = source._entries.get(key)
         if isinstance(value, Tensor) and isinstance(new, Tensor):

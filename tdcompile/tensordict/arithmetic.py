@@ -13,8 +13,7 @@ and writes leaf after leaf, so that an operand may share storage with an output.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,6 +28,9 @@ from tdcompile.tensordict.leafwise import (
     align_operand,
     broadcast_batch_size,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _Path = tuple[str, ...]
 
@@ -193,8 +195,8 @@ def check_no_further_keys(td: Any, other: Any, path: _Path) -> None:
         further = [k for k in further if isinstance(values[k], Tensor) or _has_tensors(values[k])]
     if further:
         raise KeyMismatchError(
-            f"the operands must have the same keys; {_path_text(path)} of the second has the further"
-            f" keys {further}. Select the common keys first, or give default=."
+            f"the operands must have the same keys; {_path_text(path)} of the second has the"
+            f" further keys {further}. Select the common keys first, or give default=."
         )
 
 
@@ -323,7 +325,7 @@ def _check_inplace_leaf(op: LeafwiseOp, leaf: Tensor, others: list[Any], path: _
     for other in others:
         if isinstance(other, Tensor):
             if other.ndim > 0 and other.shape != leaf.shape:
-                shape = torch.broadcast_shapes(other.shape, leaf.shape)
+                shape = broadcast_batch_size(other.shape, leaf.shape)
                 if shape != leaf.shape:
                     raise TensorDictShapeError(
                         f"in-place {op.inplace_name}: the operand for {_path_text(path)} must"
@@ -366,7 +368,8 @@ def combine_with_default(
 
     Args:
         function: binary function of torch.
-        td, other: of one batch size.
+        td: our side.
+        other: the other side, of the same batch size.
         default: number or 0-d tensor that stands for a missing leaf (our keys come first, then the
             further ones of `other`), or ``"intersection"``: only keys that both have.
         kwargs: passed on to each call.
@@ -569,6 +572,7 @@ def _unary_inplace_method(op: LeafwiseOp) -> Callable[..., Any]:
 
 def _binary_method(op: LeafwiseOp) -> Callable[..., Any]:
     function = op.function
+    number_function = op.number_function or function
     keeps_lock = op.keeps_lock
     on_non_tensor = _NON_TENSOR_COMPARISONS.get(op.name)
 
@@ -584,7 +588,8 @@ def _binary_method(op: LeafwiseOp) -> Callable[..., Any]:
         elif isinstance(other, Tensor) and other.ndim > 0:
             return combine(function, (self, other), kwargs)
         else:
-            result = _each_leaf_with_number(self, function, other)
+            is_weak = isinstance(other, Tensor)
+            result = _each_leaf_with_number(self, function if is_weak else number_function, other)
         if keeps_lock and self._is_locked:
             return _lock_as(op, (self, other), result)
         return result

@@ -3,7 +3,7 @@
 Key names: :class:`CastingMixin`, :data:`CASTS` (method name to dtype).
 
 Invariants: a leaf that has the dtype and the device already is shared, not copied; results of
-casts are locked where we are; nothing is moved or cast unless it is asked for.
+casts are locked where we are (but for ``type``); nothing is moved or cast unless it is asked for.
 """
 
 from __future__ import annotations
@@ -96,13 +96,13 @@ class CastingMixin:
         return result
 
     def type(self: Any, dst_type: Any, *, cast_filter: _Filter | None = None) -> Any:
-        """Return a tensordict with leaves of `dst_type`.
+        """Return a tensordict with leaves of `dst_type`; never locked.
 
         Args:
             dst_type: a dtype, or the name of a tensor type (``"torch.IntTensor"``).
             cast_filter: gets the key path and the leaf, and tells whether to cast it.
         """
-        return _cast(self, lambda leaf: leaf.type(dst_type), cast_filter)
+        return _cast_level(self, lambda leaf: leaf.type(dst_type), cast_filter, ())
 
     def cpu(self: Any, **kwargs: Any) -> Any:
         """Return a tensordict on the CPU; see :meth:`to`."""
@@ -138,10 +138,7 @@ class CastingMixin:
 
     def is_floating_point(self: Any) -> bool:
         """Tell whether every leaf has a floating-point dtype."""
-        for leaf in _tensors(self):
-            if not leaf.is_floating_point():
-                return False
-        return True
+        return all(leaf.is_floating_point() for leaf in _tensors(self))
 
     @property
     def is_cpu(self: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Torch functions on tensordicts: ``torch.stack``, ``torch.cat``, ``torch.where``, ``torch.add`` ...
+"""Torch functions on tensordicts: ``torch.stack``, ``torch.cat``, ``torch.where``, ``torch.add``.
 
 Key names: :class:`TorchFunctionMixin`, :data:`TORCH_FUNCTIONS` (torch function to implementation),
 :data:`METHOD_FUNCTIONS` (those that call the method of the same name), :func:`stack`, :func:`cat`,
@@ -12,8 +12,7 @@ function of the leaf-wise table works with the tensordict as any of its operands
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,6 +22,9 @@ from tdcompile.tensordict.arithmetic import call_leafwise, combine
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.keys import format_entry
 from tdcompile.tensordict.leafwise import LEAFWISE_BY_TORCH_FUNCTION, LeafwiseOp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 _Path = tuple[str, ...]
 
@@ -208,7 +210,8 @@ def where(condition: Any, input: Any, other: Any, *, out: Any = None) -> Any:
 
     Args:
         condition: boolean tensor that broadcasts against the batch dimensions, or a tensordict.
-        input, other: tensordicts, tensors that broadcast against the batch dimensions, numbers.
+        input: a tensordict, a tensor that broadcasts against the batch dimensions, or a number.
+        other: the same.
         out: a tensordict that is updated in place, and returned.
 
     Raises:
@@ -252,7 +255,10 @@ def _entries_under(tds: list[Any], key: str, path: _Path) -> list[Any]:
     is_tensor = isinstance(values[0], Tensor)
     is_nested = isinstance(values[0], TensorCollection)
     for value in values:
-        if isinstance(value, Tensor) != is_tensor or isinstance(value, TensorCollection) != is_nested:
+        if (
+            isinstance(value, Tensor) != is_tensor
+            or isinstance(value, TensorCollection) != is_nested
+        ):
             raise KeyMismatchError(
                 f"{format_entry((*path, key))} must be of one kind in all tensordicts, found"
                 f" {type(values[0]).__name__} and {type(value).__name__}."
@@ -453,7 +459,11 @@ def _cat_function(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
 
 
 TORCH_FUNCTIONS.update(
-    {getattr(torch, name): _method_caller(name) for name in METHOD_FUNCTIONS if hasattr(torch, name)}
+    {
+        getattr(torch, name): _method_caller(name)
+        for name in METHOD_FUNCTIONS
+        if hasattr(torch, name)
+    }
 )
 TORCH_FUNCTIONS.update(
     {

@@ -1,7 +1,7 @@
 """The one table of leaf-wise operations: what they are called, what they call, how operands align.
 
-Key names: :class:`LeafwiseOp` (one row), :data:`LEAFWISE_OPS` (the table), :data:`LEAFWISE_BY_NAME`,
-:data:`LEAFWISE_BY_OPERATOR`, :data:`LEAFWISE_BY_TORCH_FUNCTION` (look-ups), :func:`align_operand`
+Key names: :class:`LeafwiseOp` (one row), :data:`LEAFWISE_OPS` (the table),
+:data:`LEAFWISE_BY_NAME`, :data:`LEAFWISE_BY_OPERATOR`, :data:`LEAFWISE_BY_TORCH_FUNCTION` (look-ups), :func:`align_operand`
 and :func:`align_leaves` (shapes), :func:`broadcast_batch_size` (the batch size of a result).
 
 Symbols: ``*B`` batch dimensions of a tensordict, ``*F`` trailing dimensions of a leaf ``(*B, *F)``.
@@ -23,14 +23,16 @@ The shape rule, for every operand of every row, out of place, in place and refle
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from tdcompile.errors import TensorDictShapeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class LeafwiseOp:
             ``"float"`` turns integers to floating point, ``"bool"`` is bool.
         keeps_lock: a locked tensordict gives a locked result.
         aliases: other names of `function` in :mod:`torch` and :class:`torch.Tensor`.
+        number_function: what is called instead where the second operand is a Python number, or
+            None; for functions of torch that take tensors only.
     """
 
     name: str
@@ -72,6 +76,7 @@ class LeafwiseOp:
     result: Literal["same", "float", "bool"] = "same"
     keeps_lock: bool = True
     aliases: tuple[str, ...] = ()
+    number_function: Callable[..., Any] | None = None
 
     @property
     def inplace_name(self) -> str | None:
@@ -125,7 +130,7 @@ def _binary(
 
 
 def _comparison(name: str, operator_function: Callable[..., Any], *aliases: str) -> LeafwiseOp:
-    """Row of a comparison: Python reflects it by the mirrored comparison, so it has no ``__r*__``."""
+    """Row of a comparison; Python reflects it by the mirrored one, so there is no ``__r*__``."""
     return LeafwiseOp(
         name=name,
         function=getattr(torch, name),
@@ -191,8 +196,8 @@ LEAFWISE_OPS: tuple[LeafwiseOp, ...] = (
     _binary("pow", torch.pow, "pow", operator.pow, inplace="pow_", augmented=True),
     _binary("mod", torch.remainder, "mod", operator.mod, aliases=("remainder",)),
     # torch.Tensor has no maximum_; clamp_min_ is the same function of the same two operands.
-    _binary("maximum", torch.maximum, inplace="clamp_min_"),
-    _binary("minimum", torch.minimum, inplace="clamp_max_"),
+    _binary("maximum", torch.maximum, inplace="clamp_min_", number_function=torch.clamp_min),
+    _binary("minimum", torch.minimum, inplace="clamp_max_", number_function=torch.clamp_max),
     _binary("clamp_min", torch.clamp_min, inplace="clamp_min_"),
     _binary("clamp_max", torch.clamp_max, inplace="clamp_max_"),
     _binary("bitwise_and", torch.bitwise_and, "and", operator.and_),

@@ -12,9 +12,8 @@ are carried along.
 
 from __future__ import annotations
 
-from collections.abc import Callable  # noqa: TC003 - resolved by dataclasses' readers
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,8 @@ from torch import Tensor
 from tdcompile.errors import TensorDictIndexError
 from tdcompile.tensordict.collection import TensorCollection
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +196,11 @@ def _reduce_dims(
 def _reduce(
     op: ReductionOp, td: Any, dim: Any, keepdim: bool, reduce: bool | None, kwargs: dict[str, Any]
 ) -> Any:
-    """Do one reduction; the pair of a ``gives_indices`` row comes back as a list of pairs' halves."""
+    """Do one reduction; a ``gives_indices`` row with a dimension gives a named pair."""
     function = op.function
-    if isinstance(dim, str):
-        if dim != "feature" or not op.takes_feature:
-            allowed = 'an int, a tuple of ints, "feature"' if op.takes_feature else "an int"
-            raise ValueError(f"{op.name}() takes dim as {allowed} or None, got {dim!r}.")
+    if isinstance(dim, str) and (dim != "feature" or not op.takes_feature):
+        allowed = 'an int, a tuple of ints, "feature"' if op.takes_feature else "an int"
+        raise ValueError(f"{op.name}() takes dim as {allowed} or None, got {dim!r}.")
     if reduce:
         joined, dims = _joined(op.name, td, dim)
         if dims is None:
@@ -371,9 +371,7 @@ class ReductionsMixin:
         """
         td: Any = self
         (dim,) = normalise_dims(dim, len(td._batch_size))
-        return _map_leaves(
-            self, lambda leaf, _: torch.softmax(leaf, dim, dtype=dtype), _same_shape
-        )
+        return _map_leaves(self, lambda leaf, _: torch.softmax(leaf, dim, dtype=dtype), _same_shape)
 
     def norm(
         self,
@@ -499,4 +497,3 @@ def _install(op: ReductionOp) -> None:
 
 for _op in REDUCTION_OPS:
     _install(_op)
-
