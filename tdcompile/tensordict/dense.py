@@ -1,6 +1,6 @@
 """``TensorDict``: a dictionary of tensors that share their leading (batch) dimensions.
 
-Key names: :class:`TensorDict`, :func:`as_size`, :func:`as_device`, :func:`as_names`.
+Key names: :class:`TensorDict`, :func:`as_size`, :func:`as_device`.
 
 Symbols: ``*B`` batch dimensions, ``*F`` trailing dimensions of a leaf; a leaf is ``(*B, *F)``.
 
@@ -30,7 +30,7 @@ from tdcompile.tensordict.indexing import IndexingMixin
 from tdcompile.tensordict.keys import format_entry, unravel_key_to_tuple
 from tdcompile.tensordict.locking import LockingMixin
 from tdcompile.tensordict.mapping import MappingMixin
-from tdcompile.tensordict.names import NamesMixin
+from tdcompile.tensordict.names import NamesMixin, check_names
 from tdcompile.tensordict.nontensor import NonTensorData
 from tdcompile.tensordict.printing import PrintingMixin
 from tdcompile.tensordict.reductions import ReductionsMixin
@@ -121,7 +121,7 @@ class TensorDict(
         entries = self._entries
         self._batch_size = size
         self._device = device = None if device is None else as_device(device)
-        self._names = None if names is None else as_names(names, len(size))
+        self._names = None if names is None else check_names(names, len(size))
         self._is_locked = False
         self._lock_parents = None
         ndim = len(size)
@@ -312,34 +312,12 @@ def as_device(device: Any) -> torch.device:
 _DEVICES_WITHOUT_INDEX = ("cpu", "meta", "mps")
 
 
-def as_names(names: Any, ndim: int) -> tuple[str | None, ...]:
-    """Return the names of `ndim` batch dimensions as a tuple.
-
-    Raises:
-        TypeError: if a name is neither a string nor ``None``.
-        ValueError: if there are more or fewer than `ndim`, or a name comes twice.
-    """
-    result = tuple(names)
-    for name in result:
-        if name is not None and not isinstance(name, str):
-            raise TypeError(
-                f"expected a string or None for each dimension name, found {name!r} in {names!r}"
-            )
-    if len(result) != ndim:
-        raise ValueError(
-            f"expected {ndim} names for {ndim} batch dimensions, found {len(result)}: {names!r}; "
-            "give None for a dimension without a name"
-        )
-    given = [name for name in result if name is not None]
-    if len(set(given)) != len(given):
-        raise ValueError(f"expected names that differ from each other, found {names!r}")
-    return result
-
-
 def _fit_names(names: tuple[str | None, ...] | None, ndim: int) -> tuple[str | None, ...] | None:
+    """Cut or fill names to `ndim` dimensions; ``None`` if no dimension has one."""
     if names is None or len(names) == ndim:
         return names
-    return (*names, *(None,) * (ndim - len(names)))[:ndim]
+    fitted = (*names, *(None,) * (ndim - len(names)))[:ndim]
+    return fitted if any(name is not None for name in fitted) else None
 
 
 def _check_leaves(td: Any, size: torch.Size, path: tuple[str, ...]) -> None:

@@ -32,6 +32,7 @@ from tdcompile.tensordict.messages import (
     misfit_error,
     through_leaf_error,
 )
+from tdcompile.tensordict.names import spread_names
 from tdcompile.tensordict.nontensor import NonTensorData, to_leaf
 from tdcompile.tensordict.writes import (
     Copies,
@@ -259,7 +260,7 @@ class MappingMixin(TensorCollection):
         if isinstance(entry, MappingMixin) and self._names is None and entry._names is not None:
             names = entry._names[: len(self._batch_size)]
             if any(name is not None for name in names):
-                self._names = names
+                spread_names(self, names)
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -395,6 +396,8 @@ class MappingMixin(TensorCollection):
         non_blocking: bool = False,
         keys_to_update: Any = None,
         is_leaf: Any = None,
+        update_batch_size: bool = False,
+        ignore_lock: bool = False,
         **kwargs: Any,
     ) -> Self:
         """Store the entries of a mapping or tensordict and return the tensordict itself.
@@ -409,6 +412,9 @@ class MappingMixin(TensorCollection):
             non_blocking: let in-place copies between devices run asynchronously.
             keys_to_update: nested keys to be taken from the input; all if ``None``.
             is_leaf: tells by class which nested values replace an entry instead of merging.
+            update_batch_size: take over the batch size of a tensordict given as input, where
+                neither batch size starts with the other; all keys must then be in the input.
+            ignore_lock: has no effect; unlock the tensordict instead.
             **kwargs: further entries, which win over those of the input.
 
         Raises:
@@ -422,6 +428,8 @@ class MappingMixin(TensorCollection):
         """
         if self._is_locked and not inplace:
             raise locked_error(())
+        if update_batch_size and _contradict(self, input_dict_or_td):
+            return self._refill(input_dict_or_td, kwargs)
         plan = UpdatePlan(inplace, clone, is_leaf)
         wanted = None if keys_to_update is None else tree_of_keys(keys_to_update)
         if input_dict_or_td is not None:
@@ -429,6 +437,22 @@ class MappingMixin(TensorCollection):
         if kwargs:
             plan.add(self, kwargs, (), wanted)
         carry_out(plan.writes, plan.copies, non_blocking)
+        return self
+
+    def _refill(self, source: Any, kwargs: dict[str, Any]) -> Self:
+        """Replace all entries by those of a tensordict of another batch size, and take it over."""
+        missing = [key for key in self._entries if key not in source]
+        if missing:
+            raise TensorDictShapeError(
+                f"expected all keys in the input, whose batch size {list(source.batch_size)} is to "
+                f"replace {list(self._batch_size)}, found {missing} missing: delete or add them"
+            )
+        fresh = self._from_entries({}, source.batch_size, self._device)
+        fresh.update(source, **kwargs)
+        self._entries.clear()
+        self._entries.update(fresh._entries)
+        self._batch_size = fresh._batch_size
+        self._names = fresh._names
         return self
 
     def update_(
@@ -580,6 +604,15 @@ class MappingMixin(TensorCollection):
         path = unravel_key_to_tuple(key)
         self._set_path(path, self._empty_like_self())
         return self
+
+
+def _contradict(td: Any, source: Any) -> bool:
+    """Tell whether two tensordicts have batch sizes of which neither starts with the other."""
+    if not isinstance(source, TensorCollection):
+        return False
+    ours, theirs = td._batch_size, source.batch_size  # type: ignore[attr-defined]
+    ndim = min(len(ours), len(theirs))
+    return bool(ours[:ndim] != theirs[:ndim])
 
 
 def _names_an_entry(index: tuple[Any, ...]) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.nontensor import NonTensorData
 
 _MAX_WIDTH = 80
@@ -67,10 +68,13 @@ def _describe(td: Any, name: str, level: int | None) -> str:
         return f"{name}: {_short_dtype(value.dtype)}{_shape(value.shape[ndim:])}{at}"
     if isinstance(value, NonTensorData):
         return f"{name}: {type(value.data).__name__}"
-    extra = value.batch_size[ndim:]
+    if not isinstance(value, TensorCollection):
+        # A pytree of placeholders, such as the dimensions that vmap maps over.
+        return f"{name}: {value!r}"
+    extra = value.batch_size[ndim:]  # type: ignore[attr-defined]
     head = f"{name}: {_shape(extra) if extra else ''}"
     if level is None:
-        inner = ", ".join(_describe(value, key, None) for key in sorted(value.keys()))
+        inner = ", ".join(_describe(value, key, None) for key in sorted(value.keys()))  # type: ignore[attr-defined]
         return head + "{" + inner + "}"
     return head + _fields(value, level, _INDENT * level + len(head) + 1)
 

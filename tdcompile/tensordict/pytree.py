@@ -113,7 +113,7 @@ def _flatten(td: Any) -> tuple[list[Any], TensorDictContext]:
         else:
             entries[key] = _LEAF
             leaves.append(value)
-            shapes.append(value.shape)
+            shapes.append(getattr(value, "shape", None))
     context = TensorDictContext(
         type(td), entries, td._batch_size, td._device, td._names, tuple(shapes)
     )
@@ -168,6 +168,8 @@ def _new_batch(
     if names is not None:
         names = (None,) * leading + names if leading > 0 else names[-leading:]
         names = (*names, *(None,) * len(size))[: len(size)]
+        if all(name is None for name in names):
+            names = None
     return size, names
 
 
