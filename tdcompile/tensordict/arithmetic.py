@@ -259,7 +259,7 @@ def _collect_inplace_binary(
         for key, value in td._entries.items():
             if isinstance(value, Tensor):
                 if not (value.is_floating_point() and isinstance(other, (int, float))):
-                    _check_inplace_leaf(op, value, [other], (*path, key))
+                    check_inplace_leaf(op, value, [other], (*path, key))
                 leaves.append(value)
                 others.append(other)
             elif isinstance(value, TensorCollection):
@@ -273,9 +273,9 @@ def _collect_inplace_binary(
                     raise _key_error(path, key, match, "a tensor")
                 if match.shape != value.shape:
                     match = _aligned_leaves(key, (td, other), path)[1]
-                    _check_inplace_leaf(op, value, [match], (*path, key))
+                    check_inplace_leaf(op, value, [match], (*path, key))
                 elif match.dtype != value.dtype or not value.is_floating_point():
-                    _check_inplace_leaf(op, value, [match], (*path, key))
+                    check_inplace_leaf(op, value, [match], (*path, key))
                 leaves.append(value)
                 others.append(match)
             elif isinstance(value, TensorCollection):
@@ -309,7 +309,7 @@ def _collect_inplace(
     for key, value in td._entries.items():
         if isinstance(value, Tensor):
             arguments = _aligned_leaves(key, operands, path)
-            _check_inplace_leaf(op, value, arguments[1:], (*path, key))
+            check_inplace_leaf(op, value, arguments[1:], (*path, key))
             calls.append([value, *arguments[1:]])
         elif isinstance(value, TensorCollection):
             nested = _nested_operands(key, value, operands, batch_dims, path)
@@ -319,7 +319,7 @@ def _collect_inplace(
             check_no_further_keys(td, value, path)
 
 
-def _check_inplace_leaf(op: LeafwiseOp, leaf: Tensor, others: list[Any], path: _Path) -> None:
+def check_inplace_leaf(op: LeafwiseOp, leaf: Tensor, others: list[Any], path: _Path) -> None:
     """Check shape and dtype of what would be written to `leaf`."""
     dtype = leaf.dtype
     for other in others:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from tdcompile._compat import dynamo as seam
+from tdcompile.tensordict.arithmetic import check_inplace_leaf
 from tdcompile.tensordict.leafwise import (
     LEAFWISE_BY_NAME,
     LEAFWISE_BY_TORCH_FUNCTION,
@@ -180,8 +181,11 @@ def _ndim(tensor: seam.TensorVariable) -> int:
 
 
 def _example(vt: Any) -> Any:
+    """What stands for an operand while tracing: a fake tensor, a symbolic number, a number, None."""
     if isinstance(vt, seam.TensorVariable):
         return vt.as_proxy().node.meta["example_value"]
+    if isinstance(vt, seam.SymNodeVariable):
+        return vt.sym_num
     return vt.as_python_constant()
 
 
@@ -388,41 +392,26 @@ def _combine_inplace(
 ) -> seam.VariableTracker | None:
     plan = _plan(tx, operands)
     rows = None if plan is None else _rows(tx, op, plan)
-    if rows is None or not _fits_in_place(op, rows):
+    if rows is None:
         return None
+    _check_in_place(tx, op, rows, ())
     _emit_inplace(tx, op, rows, kwargs)
     return operands[0]  # type: ignore[no-any-return]
 
 
-def _fits_in_place(op: LeafwiseOp, rows: tuple[TensorDictVariable, list[Any]]) -> bool:
-    """Whether each leaf can hold its result; otherwise the eager method says what does not fit."""
-    for _, _, row in rows[1]:
-        if row is None:
-            continue
+def _check_in_place(
+    tx: Any, op: LeafwiseOp, rows: tuple[TensorDictVariable, list[Any]], path: tuple[str, ...]
+) -> None:
+    """Check that each leaf can hold its result, as the eager method does before it writes one."""
+    for key, _, row in rows[1]:
         if isinstance(row, tuple):
-            if not _fits_in_place(op, row):
-                return False
-            continue
-        leaf = _example(row[0])
-        if op.result == "float" and not (leaf.dtype.is_floating_point or leaf.dtype.is_complex):
-            return False
-        for other in row[1:]:
-            if isinstance(other, seam.SymNodeVariable):
-                continue
-            value = _example(other)
-            if value is None:
-                continue
-            if isinstance(value, torch.Tensor):
-                if value.ndim > leaf.ndim or not all(
-                    _same_sizes((a,), (1,)) or _same_sizes((a,), (b,))
-                    for a, b in zip(value.shape, leaf.shape[leaf.ndim - value.ndim :], strict=True)
-                ):
-                    return False
-                if value.dtype != leaf.dtype and not torch.can_cast(torch.result_type(leaf, value), leaf.dtype):
-                    return False
-            elif not torch.can_cast(torch.result_type(leaf, value), leaf.dtype):
-                return False
-    return True
+            _check_in_place(tx, op, row, (*path, key))
+        elif row is not None:
+            leaf, *others = [_example(vt) for vt in row]
+            try:
+                check_inplace_leaf(op, leaf, others, (*path, key))
+            except RuntimeError as error:
+                seam.raise_in_user_code(tx, type(error), *error.args)
 
 
 def _emit_inplace(

@@ -11,13 +11,14 @@ import functools
 from typing import Any
 
 from tdcompile._compat import dynamo as seam
+from tdcompile._compat.exceptions import FrameConverter, Translator
 from tdcompile._compat.guards import mark_frame
 from tdcompile.patching import Patch, PatchSet, TablePatch
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.leafwise import LeafwiseOp
 from tdcompile.tensordict.nontensor import NonTensorData
 from tdcompile.tensordict.rebuild import may_unlock, rebuild_tensordict, shallow_entries
-from tdcompile.variables import leafwise, replay
+from tdcompile.variables import errors, leafwise, replay
 from tdcompile.variables.breaks import skip_frame
 from tdcompile.variables.layout import FIELDS, Layout
 from tdcompile.variables.tensordict import TensorDictClassVariable, TensorDictVariable
@@ -189,5 +190,28 @@ def patches() -> tuple[PatchSet, ...]:
                 ),
             ],
             after=(seam.clear_handler_cache,),
+        ),
+        PatchSet(
+            "errors",
+            [
+                Patch(
+                    target=Translator,
+                    name="exception_handler",
+                    wrap=errors.exception_handler,
+                    reason="the program's exception is noted where a whole-graph trace ends with it",
+                    upstream="torch/_dynamo/symbolic_convert.py: 'Observed exception'",
+                    test="tests/variables/test_errors.py",
+                    remove_when="fullgraph=True raises the program's own exception",
+                ),
+                Patch(
+                    target=FrameConverter,
+                    name="__call__",
+                    wrap=errors.convert_frame,
+                    reason="a whole-graph trace that ends with the program's exception raises that one",
+                    upstream="torch/_dynamo/convert_frame.py",
+                    test="tests/variables/test_errors.py",
+                    remove_when="fullgraph=True raises the program's own exception",
+                ),
+            ],
         ),
     )
