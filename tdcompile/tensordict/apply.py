@@ -246,7 +246,7 @@ class ApplyMixin:
             update_batch_size: give `out` the batch size of the result.
 
         Returns:
-            A new tensordict, locked if we are; or `out`.
+            A new tensordict, locked if we are and `other` is no tensordict; or `out`.
 
         Raises:
             KeyPathError: if a leaf is on one side only and there is no `pad`.
@@ -261,7 +261,7 @@ class ApplyMixin:
                 out.batch_size = result._batch_size
             out.update(result, inplace=True)
             return out
-        if self._is_locked:
+        if self._is_locked and not isinstance(other, TensorCollection):
             result.lock_()
         return result
 
@@ -520,7 +520,7 @@ def _visit(request: _Request, td: Any, others: tuple[Any, ...], path: _Path) -> 
         elif isinstance(value, TensorCollection):
             nested = tuple(_entry_of(request, other, key, path) for other in others)
             new = _visit(request, value, nested, (*path, key))
-        elif value.batch_size[:batch_dims] != batch_size:
+        elif value.batch_size != batch_size:
             new = value._with_batch_size(batch_size)
         else:
             new = value
@@ -568,7 +568,7 @@ def _collect_writes(
             if isinstance(value, Tensor) and new is not value:
                 if not isinstance(new, Tensor):
                     new = torch.as_tensor(new)
-                _check_write(value, new, (*path, key))
+                _check_write(value, new, (*path, key), td._batch_size)
             writes.append((td, value, new, (*path, key)))
         elif isinstance(value, TensorCollection):
             nested = tuple(_entry_of(request, other, key, path) for other in others)
@@ -576,9 +576,14 @@ def _collect_writes(
     return called
 
 
-def _check_write(leaf: Tensor, value: Tensor, path: _Path) -> None:
-    """Check that `value` can be copied into `leaf`."""
-    if value.shape != leaf.shape and not _broadcasts_to(value.shape, leaf.shape):
+def _check_write(
+    leaf: Tensor, value: Tensor, path: _Path, batch_size: torch.Size | None = None
+) -> None:
+    """Check that `value` can be copied into `leaf`, and has the batch size if one is given."""
+    if value.shape == leaf.shape:
+        return
+    misses_batch = batch_size is not None and value.shape[: len(batch_size)] != batch_size
+    if misses_batch or not _broadcasts_to(value.shape, leaf.shape):
         raise TensorDictShapeError(
             f"{format_entry(path)} has shape {tuple(leaf.shape)}, which cannot hold a value of"
             f" shape {tuple(value.shape)} in place. Use the out-of-place form."
@@ -696,8 +701,8 @@ def _padded(td: Any, other: Any, pad: float | bool) -> Any:
         own = entries.get(key)
         if isinstance(value, TensorCollection):
             if own is None:
-                batch_size, device = value._batch_size, value._device  # type: ignore[attr-defined]
-                own = td._from_entries({}, batch_size, device, None)
+                like: Any = value
+                own = td._from_entries({}, like._batch_size, like._device, like._names)
             if isinstance(own, TensorCollection):
                 entries[key] = _padded(own, value, pad)
         elif own is None:

@@ -105,7 +105,7 @@ class TorchFunctionMixin:
 
         Args:
             dim: the new dimension, as :func:`torch.stack` counts it.
-            sorted: True or None for alphabetical order of the keys, False for key order, or a list
+            sorted: True for alphabetical order of the keys, False or None for key order, or a list
                 of the keys to take.
             out: a tensor for the result.
         """
@@ -127,8 +127,8 @@ def stack(tensordicts: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
         out: a tensordict of the resulting batch size that is updated in place, and returned.
 
     Returns:
-        A new tensordict with new leaves; keys, device and names of the first one, the new dimension
-        without a name.
+        A new tensordict with new leaves; keys and device of the first one, names if all have the
+        same, the new dimension without one.
 
     Raises:
         RuntimeError: if there is no tensordict.
@@ -169,7 +169,8 @@ def cat(tensordicts: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
         out: a tensordict of the resulting batch size that is updated in place, and returned.
 
     Returns:
-        A new tensordict with new leaves; keys, device and names of the first one.
+        A new tensordict with new leaves; keys and names of the first one, device if all have the
+        same.
 
     Raises:
         RuntimeError: if there is no tensordict.
@@ -220,7 +221,10 @@ def where(condition: Any, input: Any, other: Any, *, out: Any = None) -> Any:
     """
     if isinstance(input, TensorCollection):
         return input.where(condition, other, out=out)  # type: ignore[attr-defined]
-    return _deliver(combine(torch.where, (condition, input, other), {}), out)
+    result = combine(torch.where, (condition, input, other), {})
+    if out is None and not isinstance(condition, TensorCollection) and other._is_locked:
+        result.lock_()
+    return _deliver(result, out)
 
 
 def _checked(tensordicts: Any, name: str) -> list[Any]:
@@ -311,7 +315,9 @@ def _stack_level(tds: list[Any], dim: int, path: _Path) -> Any:
             entries[key] = _joint_value(values, key, path)._with_batch_size(batch_size)
     names = first._names
     if names is not None:
-        names = (*names[:dim], None, *names[dim:])
+        # Names that the tensordicts do not agree on say nothing of the stack.
+        agreed = all(td._names == names for td in tds)
+        names = (*names[:dim], None, *names[dim:]) if agreed else None
     return first._from_entries(entries, batch_size, first._device, names)
 
 
@@ -332,7 +338,8 @@ def _cat_level(tds: list[Any], dim: int, path: _Path) -> Any:
             entries[key] = _cat_level(values, dim, (*path, key))
         else:
             entries[key] = _joint_value(values, key, path)._with_batch_size(batch_size)
-    return first._from_entries(entries, batch_size, first._device, first._names)
+    device = first._device if all(td._device == first._device for td in tds) else None
+    return first._from_entries(entries, batch_size, device, first._names)
 
 
 def _joint_value(values: list[Any], key: str, path: _Path) -> Any:
@@ -370,7 +377,7 @@ def _ordered_leaves(td: Any, order: Any) -> list[Tensor]:
         return [td.get(key) for key in order]
     leaves: list[tuple[_Path, Tensor]] = []
     _collect_paths(td, (), leaves)
-    if order is None or order:
+    if order:
         leaves.sort(key=lambda item: ".".join(item[0]))
     return [leaf for _, leaf in leaves]
 

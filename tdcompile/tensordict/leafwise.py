@@ -1,8 +1,9 @@
 """The one table of leaf-wise operations: what they are called, what they call, how operands align.
 
 Key names: :class:`LeafwiseOp` (one row), :data:`LEAFWISE_OPS` (the table),
-:data:`LEAFWISE_BY_NAME`, :data:`LEAFWISE_BY_OPERATOR`, :data:`LEAFWISE_BY_TORCH_FUNCTION` (look-ups), :func:`align_operand`
-and :func:`align_leaves` (shapes), :func:`broadcast_batch_size` (the batch size of a result).
+:data:`LEAFWISE_BY_NAME`, :data:`LEAFWISE_BY_OPERATOR`, :data:`LEAFWISE_BY_TORCH_FUNCTION`
+(look-ups), :func:`align_operand` and :func:`align_leaves` (shapes), :func:`broadcast_batch_size`
+(the batch size of a result).
 
 Symbols: ``*B`` batch dimensions of a tensordict, ``*F`` trailing dimensions of a leaf ``(*B, *F)``.
 

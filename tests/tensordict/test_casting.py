@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pairs import assert_same, build
 
 import tdcompile.tensordict as ours
-from pairs import assert_same, build
 from tdcompile import TensorDict
 from tdcompile.tensordict.casting import CASTS
 

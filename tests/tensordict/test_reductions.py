@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import tensordict as oracle
 import torch
+from pairs import assert_same, build, describe
 
 import tdcompile.tensordict as ours
-from pairs import assert_same, build, describe
 from tdcompile import TensorDict
 from tdcompile.errors import TensorDictIndexError
 from tdcompile.tensordict.reductions import REDUCTION_BY_NAME, REDUCTION_OPS, normalise_dims
@@ -212,9 +212,7 @@ def test_further_reductions_match_oracle(call):
 @pytest.mark.parametrize("args", [(), (None,), (0,), (-1,), (2,)], ids=str)
 @pytest.mark.parametrize("threshold", [-1.0, 0.5, 100.0])
 def test_truth_matches_oracle(name, args, threshold):
-    assert_same(
-        lambda p: getattr(build(p).apply(lambda leaf: leaf > threshold), name)(*args)
-    )
+    assert_same(lambda p: getattr(build(p).apply(lambda leaf: leaf > threshold), name)(*args))
 
 
 def test_truth_without_leaves_is_that_of_nothing():
