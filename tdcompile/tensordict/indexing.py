@@ -36,6 +36,11 @@ _FULL = slice(None)
 _MASK_DTYPES = (torch.bool, torch.uint8)
 _Path = tuple[str, ...]
 
+_Advanced = tuple[torch.Size | None, int | None]
+"""Shape of an index tensor (``None``: positions of a mask), and the batch dimension it indexes."""
+_BOOLEAN: _Advanced = (None, -1)
+"""``True``, ``False`` and 0-d masks: they make a dimension that came from nowhere."""
+
 
 class ParsedIndex(NamedTuple):
     """An index over batch dimensions in the form that is applied to leaves."""
@@ -65,12 +70,10 @@ def parse_index(index: Any, batch_size: torch.Size, keep_masks: bool = False) ->
     items = _without_ellipsis(items, index, batch_size)
     out: list[Any] = []
     origin: list[int | None] = []
-    advanced = 0  # items that torch broadcasts against each other
+    advanced: list[_Advanced] = []  # items that torch broadcasts against each other
     block_start = 0  # where their dimensions go in the result
-    block_dims = 0
-    block_end = -1  # how many result dimensions there were after the last of them
+    block_end = -1  # how many result dimensions there were before the last of them
     is_split = False
-    sources: list[int] = []  # batch dimensions that they use up
     is_whole = True
     dim = 0
     for item in items:
@@ -95,39 +98,58 @@ def parse_index(index: Any, batch_size: torch.Size, keep_masks: bool = False) ->
             out.append(item)
             dim += 1
             continue
-        if advanced == 0:
+        if not advanced:
             block_start = len(origin)
         elif block_end != len(origin):
             is_split = True
         block_end = len(origin)
-        advanced += 1
         if isinstance(item, bool) or item.dim() == 0:
-            block_dims = max(block_dims, 1)
+            advanced.append(_BOOLEAN)
             out.append(item)
         elif item.dtype == torch.bool:
             _check_mask(item, dim, index, batch_size)
-            block_dims = max(block_dims, 1)
-            sources.extend(range(dim, dim + item.dim()))
+            advanced.append((None, dim if item.dim() == 1 else None))
             dim += item.dim()
             if keep_masks:
                 out.append(item)
             else:
                 out.extend(item.nonzero().unbind(1))
         else:
-            block_dims = max(block_dims, item.dim())
-            sources.append(dim)
+            advanced.append((item.shape, dim))
             out.append(item)
             dim += 1
     if advanced:
-        block: list[int | None] = [None] * block_dims
-        if len(sources) == 1:
-            block[-1] = sources[0]
         place = 0 if is_split else block_start
-        origin[place:place] = block
+        origin[place:place] = _block_origin(advanced)
     origin.extend(range(dim, len(batch_size)))
     # A single item is handed over bare: torch unpacks tuples more slowly.
     bare = out[0] if len(out) == 1 and not isinstance(out[0], bool) else tuple(out)
     return ParsedIndex(bare, tuple(origin), is_whole)
+
+
+def _block_origin(advanced: list[_Advanced]) -> list[int | None]:
+    """Tell which batch dimension each dimension came from that broadcast indices make.
+
+    A dimension belongs to an index if no other index varies along it, and that index along no other
+    dimension; ``td[rows[:, None], columns]`` keeps both names.
+    """
+    given = [item for item in advanced if item[1] != -1]
+    if len(given) == 1 and (given[0][0] is None or len(given[0][0]) == 1):
+        return [given[0][1]]
+    count = max([1, *[1 if shape is None else len(shape) for shape, _ in given]])
+    varying: list[list[int]] = [[] for _ in range(count)]
+    for place, (shape, _) in enumerate(given):
+        if shape is None:
+            varying[-1].append(place)
+            continue
+        for offset, size in enumerate(shape):
+            if size != 1:
+                varying[count - len(shape) + offset].append(place)
+    result: list[int | None] = []
+    for places in varying:
+        alone = len(places) == 1 and sum(places[0] in others for others in varying) == 1
+        result.append(given[places[0]][1] if alone else None)
+    return result
 
 
 def _as_item(item: Any, index: Any) -> Any:
@@ -228,7 +250,7 @@ class IndexingMixin(BatchwiseMixin):
 
         def _require(self, path: _Path) -> Any: ...
 
-        def _get_path(self, path: _Path, default: Any) -> Any: ...
+        def _has_path(self, path: _Path) -> bool: ...
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -305,10 +327,10 @@ class IndexingMixin(BatchwiseMixin):
             >>> TensorDict({"x": torch.arange(3)}, batch_size=[3]).get_at("x", 1)
             tensor(1)
         """
-        missing = object()
-        value = self._get_path(unravel_key_to_tuple(key), missing)
-        if value is missing:
+        path = unravel_key_to_tuple(key)
+        if not self._has_path(path):
             return default
+        value = self._require(path)
         if isinstance(value, NonTensorData):
             size = _result_size(parse_index(index, value._batch_size).items, value._batch_size)
             return value._with_batch_size(size)
@@ -537,9 +559,11 @@ class _Write:
                     self.added.append((td, key, value))
                 else:
                     _check_same_data(target, value, where)
+            elif isinstance(value, Tensor):
+                self.fill(target, value, value.dim() == 0, where)
+            elif isinstance(value, NonTensorData):
+                raise _kind_mismatch(where, "a tensordict", value)
             else:
-                if not isinstance(value, TensorCollection):
-                    raise _kind_mismatch(where, "a tensordict", value)
                 self.plan(target, value, where)
 
     def fill(self, td: Any, value: Any, is_scalar: bool, path: _Path) -> None:
@@ -580,12 +604,12 @@ class _Write:
                 f"expected keys that a locked tensordict has; found the new key "
                 f"{format_entry(path)}: unlock_() first"
             )
-        self.added.append((td, key, self._zeros_with(td._batch_size, value, path)))
+        self.added.append((td, key, self._zeros_with(td, value, path)))
 
-    def _zeros_with(self, batch_size: torch.Size, value: Any, path: _Path) -> Any:
+    def _zeros_with(self, td: Any, value: Any, path: _Path) -> Any:
         """Return a new entry that holds `value` where the index points and zero elsewhere."""
         extra = value.shape[len(self.sizes) :]
-        shape = batch_size[: self.batch_dims] + extra
+        shape = td._batch_size[: self.batch_dims] + extra
         if isinstance(value, Tensor):
             leaf = torch.zeros(shape, dtype=value.dtype, device=value.device)
             leaf[self.items] = value
@@ -596,8 +620,11 @@ class _Write:
             return value._with_batch_size(shape)
         entries = {}
         for key, inner in value._entries.items():
-            entries[key] = self._zeros_with(batch_size, inner, (*path, key))
-        return value._from_entries(entries, shape, value._device, None)
+            entries[key] = self._zeros_with(td, inner, (*path, key))
+        names = td._names
+        if names is not None:
+            names = names[: self.batch_dims] + (None,) * len(extra)
+        return value._from_entries(entries, shape, value._device, names)
 
 
 # -- helpers -----------------------------------------------------------------------------------

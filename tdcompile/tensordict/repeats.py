@@ -136,12 +136,17 @@ class RepeatsMixin(BatchwiseMixin):
 
         Raises:
             IndexError: if `dim` is out of range.
-            RuntimeError: if a tensor of `repeats` has another size than the dimension.
+            RuntimeError: if a tensor of `repeats` has another size than the dimension, or if it is
+                to work in place without `dim`.
             LockedError: if it is to work in place and the tensordict is locked.
         """
         batch_size = self._batch_size
         if inplace:
             check_unlocked(self)
+            if dim is None:
+                raise TensorDictShapeError(
+                    "expected a dimension to repeat along in place; found none: pass dim=..."
+                )
         if len(batch_size) == 0 or (dim is None and len(batch_size) > 1):
             flat = self.unsqueeze(0) if len(batch_size) == 0 else self.reshape(-1)
             if dim is not None:

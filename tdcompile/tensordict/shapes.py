@@ -17,7 +17,6 @@ from torch import Tensor
 
 from tdcompile.errors import TensorDictIndexError, TensorDictShapeError
 from tdcompile.tensordict.batchwise import Ints, product, read_sizes, tail_order, tail_sizes
-from tdcompile.tensordict.names import carry_names
 from tdcompile.tensordict.nontensor import NonTensorData
 from tdcompile.tensordict.repeats import RepeatsMixin
 from tdcompile.tensordict.splits import SplitsMixin
@@ -45,7 +44,8 @@ class ShapesMixin(SplitsMixin, RepeatsMixin):
             *shape: the new batch size, as integers or one sequence; one size may be -1. Or a dtype,
                 which reinterprets the bytes of every leaf.
             size: the new batch size, instead of `shape`.
-            batch_size: with a dtype, the batch size of the result; ours by default.
+            batch_size: with a dtype, the batch size of the result (names are then lost); ours by
+                default.
 
         Returns:
             A tensordict ``(*shape,)`` with leaves ``(*shape, *F)`` that share storage with ours;
@@ -99,11 +99,7 @@ class ShapesMixin(SplitsMixin, RepeatsMixin):
                 entries[key] = value._with_batch_size(size)
             else:
                 entries[key] = value._view_dtype(dtype, batch_size)
-        names = self._names
-        if names is not None:
-            names = carry_names(names, tuple(range(min(len(names), len(size)))), len(names))
-            if names is not None and len(names) < len(size):
-                names += (None,) * (len(size) - len(names))
+        names = self._names if batch_size is None else None
         return self._from_entries(entries, size, self._device, names)
 
     def flatten(
