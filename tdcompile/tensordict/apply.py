@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from tdcompile.errors import KeyPathError, TensorDictShapeError
-from tdcompile.tensordict.arithmetic import combine
 from tdcompile.tensordict.collection import TensorCollection
+from tdcompile.tensordict.combine import combine
 from tdcompile.tensordict.keys import NO_DEFAULT, format_entry, unravel_key_to_tuple
 from tdcompile.tensordict.leafwise import align_operand, broadcast_batch_size
 

@@ -1,6 +1,6 @@
 """Arithmetic on tensordicts: every method and operator of the leaf-wise table, made from it.
 
-Key names: :class:`ArithmeticMixin`, :func:`combine` (one operation over operands of any kind),
+Key names: :class:`ArithmeticMixin`, :func:`call_leafwise` (one row on operands of any kind),
 :func:`combine_inplace`.
 
 Symbols: ``*B`` batch dimensions, ``*F`` trailing dimensions of a leaf ``(*B, *F)``.
@@ -18,14 +18,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tdcompile.errors import KeyMismatchError, TensorDictShapeError
+from tdcompile.errors import TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
+from tdcompile.tensordict.combine import (
+    aligned_leaves,
+    check_no_further_keys,
+    combine,
+    combine_with_default,
+    key_error,
+    nested_operands,
+    path_text,
+    result_batch_size,
+)
 from tdcompile.tensordict.leafwise import (
     LEAFWISE_BY_NAME,
     LEAFWISE_OPS,
     LeafwiseOp,
-    align_leaves,
-    align_operand,
     broadcast_batch_size,
 )
 
@@ -60,166 +68,6 @@ def is_operand(value: Any) -> bool:
     # numpy's scalars are numbers to torch, too; strings, lists and None have no __float__.
     return isinstance(value, (Tensor, TensorCollection, int, float, complex)) or hasattr(
         value, "__float__"
-    )
-
-
-def combine(
-    function: Callable[..., Any],
-    operands: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    on_non_tensor: Callable[[Any, tuple[Any, ...], torch.Size], Any] | None = None,
-    path: _Path = (),
-) -> Any:
-    """Call `function` once for each leaf, on the operands aligned to one another.
-
-    Args:
-        function: gets one leaf (or number) for each operand, and `kwargs`.
-        operands: tensordicts, tensors, numbers, None; at least one tensordict. The first one
-            gives keys, order, device, names and type of the result.
-        kwargs: passed on to each call.
-        on_non_tensor: gets a non-tensor entry, the entries under its key (or the operands that are
-            no tensordict) and the batch size; without it the entry passes through.
-        path: where the operands lie in the roots, for messages.
-
-    Returns:
-        A new unlocked tensordict with new leaves.
-
-    Raises:
-        KeyMismatchError: if two tensordicts differ in the keys of their tensors.
-        TensorDictShapeError: if the batch sizes and the operands' shapes do not broadcast.
-    """
-    first = next(value for value in operands if isinstance(value, TensorCollection))
-    td: Any = first
-    batch_size = _result_batch_size(td, operands)
-    batch_dims = len(td._batch_size)
-    same_batch = batch_size == td._batch_size
-    entries: dict[str, Any] = {}
-    for key, value in td._entries.items():
-        if isinstance(value, Tensor):
-            leaves = _aligned_leaves(key, operands, path)
-            entries[key] = function(*leaves, **kwargs)
-        elif isinstance(value, TensorCollection):
-            nested = _nested_operands(key, value, operands, batch_dims, path)
-            entries[key] = combine(function, nested, kwargs, on_non_tensor, (*path, key))
-        elif on_non_tensor is not None:
-            others = tuple(
-                o._entries.get(key) if isinstance(o, TensorCollection) else o  # type: ignore[attr-defined]
-                for o in operands
-            )
-            entries[key] = on_non_tensor(value, others, batch_size)
-        else:
-            entries[key] = value if same_batch else value._with_batch_size(batch_size)
-    for value in operands:
-        if isinstance(value, TensorCollection) and value is not td:
-            check_no_further_keys(td, value, path)
-    names = td._names
-    if names is not None and len(batch_size) > batch_dims:
-        names = (None,) * (len(batch_size) - batch_dims) + names
-    return td._from_entries(entries, batch_size, td._device, names)
-
-
-def _result_batch_size(td: Any, operands: tuple[Any, ...]) -> torch.Size:
-    """Broadcast the batch sizes of tensordicts and the shapes of tensors among `operands`."""
-    own: torch.Size = td._batch_size
-    shapes = [own]
-    for value in operands:
-        shape = None
-        if isinstance(value, TensorCollection):
-            shape = value._batch_size  # type: ignore[attr-defined]
-        elif isinstance(value, Tensor):
-            shape = value.shape
-        if shape is not None and len(shape) > 0 and shape != own:
-            shapes.append(shape)
-    return own if len(shapes) == 1 else broadcast_batch_size(*shapes)
-
-
-def _aligned_leaves(key: str, operands: tuple[Any, ...], path: _Path) -> list[Any]:
-    """Take the leaf `key` out of each tensordict and align all operands to one another."""
-    leaves: list[Any] = []
-    positions: list[int] = []
-    batch_dims: list[int] = []
-    for position, value in enumerate(operands):
-        if isinstance(value, TensorCollection):
-            leaf = value._entries.get(key)  # type: ignore[attr-defined]
-            if not isinstance(leaf, Tensor):
-                raise _key_error(path, key, leaf, "a tensor")
-            leaves.append(leaf)
-            positions.append(position)
-            batch_dims.append(len(value._batch_size))  # type: ignore[attr-defined]
-        else:
-            leaves.append(value)
-    if len(positions) > 1:
-        aligned = align_leaves([leaves[i] for i in positions], batch_dims)
-        for position, leaf in zip(positions, aligned, strict=True):
-            leaves[position] = leaf
-    features = leaves[positions[0]].ndim - batch_dims[0]
-    if features:
-        for position, value in enumerate(operands):
-            if isinstance(value, Tensor) and value.ndim > 0:
-                leaves[position] = align_operand(value, 0, features)
-    return leaves
-
-
-def _nested_operands(
-    key: str, nested: Any, operands: tuple[Any, ...], batch_dims: int, path: _Path
-) -> tuple[Any, ...]:
-    """Operands of the same operation on the nested tensordicts under `key`."""
-    found: list[Any] = []
-    for value in operands:
-        if isinstance(value, TensorCollection):
-            entry = value._entries.get(key)  # type: ignore[attr-defined]
-            if entry is None:
-                # Nothing there is the same as an empty tensordict: only tensors count as keys.
-                entry = nested._from_entries({}, nested._batch_size, nested._device, None)
-            elif not isinstance(entry, TensorCollection):
-                raise _key_error(path, key, entry, "a tensordict")
-            found.append(entry)
-        elif isinstance(value, Tensor):
-            found.append(align_operand(value, batch_dims, len(nested._batch_size)))
-        else:
-            found.append(value)
-    return tuple(found)
-
-
-def check_no_further_keys(td: Any, other: Any, path: _Path) -> None:
-    """Check that `other` has no tensor under a key that `td` lacks.
-
-    Raises:
-        KeyMismatchError: naming those keys.
-    """
-    known = td._entries
-    further = [key for key in other._entries if key not in known]
-    if further:
-        # Entries that are no tensors are nobody's operands.
-        values = other._entries
-        further = [k for k in further if isinstance(values[k], Tensor) or _has_tensors(values[k])]
-    if further:
-        raise KeyMismatchError(
-            f"the operands must have the same keys; {_path_text(path)} of the second has the"
-            f" further keys {further}. Select the common keys first, or give default=."
-        )
-
-
-def _has_tensors(value: Any) -> bool:
-    if not isinstance(value, TensorCollection):
-        return False
-    entries = value._entries  # type: ignore[attr-defined]
-    return any(isinstance(v, Tensor) or _has_tensors(v) for v in entries.values())
-
-
-def _path_text(path: _Path) -> str:
-    return "the tensordict" if not path else "td[" + ", ".join(f'"{key}"' for key in path) + "]"
-
-
-def _key_error(path: _Path, key: str, found: Any, expected: str) -> KeyMismatchError:
-    where = _path_text((*path, key))
-    if found is None:
-        return KeyMismatchError(
-            f"the operands must have the same keys; {where} is missing from one of them."
-            " Select the common keys first, or give default=."
-        )
-    return KeyMismatchError(
-        f"{where} must be {expected} in every operand, found {type(found).__name__} in one of them."
     )
 
 
@@ -270,16 +118,16 @@ def _collect_inplace_binary(
             if isinstance(value, Tensor):
                 match = matches.get(key)
                 if not isinstance(match, Tensor):
-                    raise _key_error(path, key, match, "a tensor")
+                    raise key_error(path, key, match, "a tensor")
                 if match.shape != value.shape:
-                    match = _aligned_leaves(key, (td, other), path)[1]
+                    match = aligned_leaves(key, (td, other), path)[1]
                     check_inplace_leaf(op, value, [match], (*path, key))
                 elif match.dtype != value.dtype or not value.is_floating_point():
                     check_inplace_leaf(op, value, [match], (*path, key))
                 leaves.append(value)
                 others.append(match)
             elif isinstance(value, TensorCollection):
-                nested = _nested_operands(key, value, (td, other), 0, path)[1]
+                nested = nested_operands(key, value, (td, other), 0, path)[1]
                 _collect_inplace_binary(op, value, nested, leaves, others, (*path, key))
         check_no_further_keys(td, other, path)
     else:
@@ -298,21 +146,21 @@ def _collect_inplace(
 ) -> None:
     """Check all leaves of a tensordict; add the arguments of one call for each to `calls`."""
     td = operands[0]
-    batch_size = _result_batch_size(td, operands)
+    batch_size = result_batch_size(td, operands)
     if batch_size != td._batch_size:
         raise TensorDictShapeError(
             f"in-place {op.inplace_name}: the operands must broadcast to the batch size"
-            f" {tuple(td._batch_size)} of {_path_text(path)}, got {tuple(batch_size)}."
+            f" {tuple(td._batch_size)} of {path_text(path)}, got {tuple(batch_size)}."
             f" Use the out-of-place {op.name}."
         )
     batch_dims = len(batch_size)
     for key, value in td._entries.items():
         if isinstance(value, Tensor):
-            arguments = _aligned_leaves(key, operands, path)
+            arguments = aligned_leaves(key, operands, path)
             check_inplace_leaf(op, value, arguments[1:], (*path, key))
             calls.append([value, *arguments[1:]])
         elif isinstance(value, TensorCollection):
-            nested = _nested_operands(key, value, operands, batch_dims, path)
+            nested = nested_operands(key, value, operands, batch_dims, path)
             _collect_inplace(op, nested, calls, (*path, key))
     for value in operands[1:]:
         if isinstance(value, TensorCollection):
@@ -328,7 +176,7 @@ def check_inplace_leaf(op: LeafwiseOp, leaf: Tensor, others: list[Any], path: _P
                 shape = broadcast_batch_size(other.shape, leaf.shape)
                 if shape != leaf.shape:
                     raise TensorDictShapeError(
-                        f"in-place {op.inplace_name}: the operand for {_path_text(path)} must"
+                        f"in-place {op.inplace_name}: the operand for {path_text(path)} must"
                         f" broadcast to {tuple(leaf.shape)}, got {tuple(other.shape)}."
                         f" Use the out-of-place {op.name}."
                     )
@@ -340,7 +188,7 @@ def check_inplace_leaf(op: LeafwiseOp, leaf: Tensor, others: list[Any], path: _P
             _check_inplace_dtype(op, leaf, other, path)
     if op.result == "float" and not (dtype.is_floating_point or dtype.is_complex):
         raise RuntimeError(
-            f"in-place {op.inplace_name}: {_path_text(path)} has dtype {dtype}, which cannot hold"
+            f"in-place {op.inplace_name}: {path_text(path)} has dtype {dtype}, which cannot hold"
             f" the floating-point result. Use the out-of-place {op.name}, or cast first."
         )
 
@@ -349,86 +197,9 @@ def _check_inplace_dtype(op: LeafwiseOp, leaf: Tensor, other: Any, path: _Path) 
     found = torch.result_type(leaf, other)
     if not torch.can_cast(found, leaf.dtype):
         raise RuntimeError(
-            f"in-place {op.inplace_name}: {_path_text(path)} has dtype {leaf.dtype}, which cannot"
+            f"in-place {op.inplace_name}: {path_text(path)} has dtype {leaf.dtype}, which cannot"
             f" hold the result of dtype {found}. Use the out-of-place {op.name}, or cast first."
         )
-
-
-# Keys that only one side has
-
-
-def combine_with_default(
-    function: Callable[..., Any],
-    td: Any,
-    other: Any,
-    default: Any,
-    kwargs: dict[str, Any],
-) -> Any:
-    """Binary operation on two tensordicts whose keys may differ.
-
-    Args:
-        function: binary function of torch.
-        td: our side.
-        other: the other side, of the same batch size.
-        default: number or 0-d tensor that stands for a missing leaf (our keys come first, then the
-            further ones of `other`), or ``"intersection"``: only keys that both have.
-        kwargs: passed on to each call.
-
-    Raises:
-        ValueError: if `default` is another string.
-        TensorDictShapeError: if the batch sizes differ.
-    """
-    if isinstance(default, str):
-        if default != "intersection":
-            raise ValueError(
-                f'default must be a number, a 0-d tensor or "intersection", got {default!r}.'
-            )
-    elif not isinstance(default, Tensor):
-        default = torch.tensor(default)
-    if td._batch_size != other._batch_size:
-        raise TensorDictShapeError(
-            "with default=, both tensordicts must have the same batch size; got"
-            f" {tuple(td._batch_size)} and {tuple(other._batch_size)}. Expand one of them first."
-        )
-    intersection = isinstance(default, str)
-    batch_dims = len(td._batch_size)
-    entries: dict[str, Any] = {}
-    for key, value in td._entries.items():
-        match = other._entries.get(key)
-        if match is None and intersection and not _is_non_tensor(value):
-            continue
-        if isinstance(value, Tensor):
-            if match is None:
-                entries[key] = function(value, default, **kwargs)
-            elif isinstance(match, Tensor):
-                left, right = align_leaves([value, match], [batch_dims, batch_dims])
-                entries[key] = function(left, right, **kwargs)
-            else:
-                raise _key_error((), key, match, "a tensor")
-        elif isinstance(value, TensorCollection):
-            if match is None:
-                entries[key] = combine(function, (value, default), kwargs)
-            elif isinstance(match, TensorCollection):
-                entries[key] = combine_with_default(function, value, match, default, kwargs)
-            else:
-                raise _key_error((), key, match, "a tensordict")
-        else:
-            entries[key] = value
-    if not intersection:
-        for key, value in other._entries.items():
-            if key in td._entries:
-                continue
-            if isinstance(value, Tensor):
-                entries[key] = function(default, value, **kwargs)
-            elif isinstance(value, TensorCollection):
-                entries[key] = combine(function, (default, value), kwargs)
-            else:
-                entries[key] = value
-    return td._from_entries(entries, td._batch_size, td._device, td._names)
-
-
-def _is_non_tensor(value: Any) -> bool:
-    return not isinstance(value, (Tensor, TensorCollection))
 
 
 # Methods from the table
@@ -473,24 +244,32 @@ def _number_with_each_leaf(td: Any, function: Callable[..., Any], other: Any) ->
     return td._from_entries(entries, td._batch_size, td._device, td._names)
 
 
-def _each_pair(td: Any, function: Callable[..., Any], other: Any, path: _Path) -> Any:
+def _each_pair(
+    td: Any,
+    function: Callable[..., Any],
+    other: Any,
+    on_non_tensor: Callable[[Any, tuple[Any, ...], torch.Size], Any] | None,
+    path: _Path,
+) -> Any:
     """Binary operation on two tensordicts; like :func:`combine`, quick for equal batch sizes."""
     if td._batch_size != other._batch_size:
-        return combine(function, (td, other), {}, None, path)
+        return combine(function, (td, other), {}, on_non_tensor, path)
     entries: dict[str, Any] = {}
     matches: dict[str, Any] = other._entries
     for key, value in td._entries.items():
         if isinstance(value, Tensor):
             match = matches.get(key)
             if not isinstance(match, Tensor):
-                raise _key_error(path, key, match, "a tensor")
+                raise key_error(path, key, match, "a tensor")
             if value.ndim == match.ndim:
                 entries[key] = function(value, match)
             else:
-                entries[key] = function(*_aligned_leaves(key, (td, other), path))
+                entries[key] = function(*aligned_leaves(key, (td, other), path))
         elif isinstance(value, TensorCollection):
-            nested = _nested_operands(key, value, (td, other), 0, path)[1]
-            entries[key] = _each_pair(value, function, nested, (*path, key))
+            nested = nested_operands(key, value, (td, other), 0, path)[1]
+            entries[key] = _each_pair(value, function, nested, on_non_tensor, (*path, key))
+        elif on_non_tensor is not None:
+            entries[key] = on_non_tensor(value, (value, matches.get(key)), td._batch_size)
         else:
             entries[key] = value
     check_no_further_keys(td, other, path)
@@ -581,12 +360,12 @@ def _binary_method(op: LeafwiseOp) -> Callable[..., Any]:
             kwargs = _keywords(op, kwargs)
         if default is not None and isinstance(other, TensorCollection):
             result = combine_with_default(function, self, other, default, kwargs)
-        elif kwargs or (on_non_tensor is not None and not _is_number(other)):
+        elif kwargs:
             result = combine(function, (self, other), kwargs, on_non_tensor)
         elif isinstance(other, TensorCollection):
-            result = _each_pair(self, function, other, ())
+            result = _each_pair(self, function, other, on_non_tensor, ())
         elif isinstance(other, Tensor) and other.ndim > 0:
-            return combine(function, (self, other), kwargs)
+            return combine(function, (self, other), kwargs, on_non_tensor)
         else:
             is_weak = isinstance(other, Tensor)
             result = _each_leaf_with_number(self, function if is_weak else number_function, other)

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from tdcompile.errors import KeyMismatchError, TensorDictIndexError, TensorDictShapeError
-from tdcompile.tensordict.arithmetic import call_leafwise, combine
+from tdcompile.tensordict.arithmetic import call_leafwise
 from tdcompile.tensordict.collection import TensorCollection
+from tdcompile.tensordict.combine import combine
 from tdcompile.tensordict.keys import format_entry
 from tdcompile.tensordict.leafwise import LEAFWISE_BY_TORCH_FUNCTION, LeafwiseOp
 

@@ -413,7 +413,10 @@ def _truth(td: Any, function: Callable[..., Any], decisive: bool, dim: int | Non
         dims = normalise_dims(dim, len(td._batch_size))
         return _map_leaves(td, lambda leaf, _: function(leaf, dims[0]), _dims_shape(dims, False))
     for leaf in tensor_leaves(td):
-        if bool(function(leaf)) is decisive:
+        found = function(leaf)
+        # A branch, not `bool(found) is decisive`: a trace with fullgraph=True answers an identity
+        # test of a symbolic bool with False, whatever the tensor holds.
+        if found if decisive else not found:
             return decisive
     return not decisive
 
