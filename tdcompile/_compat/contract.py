@@ -119,6 +119,7 @@ def _hook_names() -> list[PrivateName]:
 
 _BACKENDS = "tdcompile._compat.backends"
 _DYNAMO = "tdcompile._compat.dynamo"
+_EXCEPTIONS = "tdcompile._compat.exceptions"
 _GUARDS = "tdcompile._compat.guards"
 _INDUCTOR = "tdcompile._compat.inductor"
 _SLOTS = "tdcompile._compat.slots"
@@ -160,7 +161,9 @@ CONTRACT: list[PrivateName] = [
     ),
     *_names(
         "torch._dynamo.variables.builder",
-        "function VariableBuilder._type_dispatch",
+        "function VariableBuilder._type_dispatch_impl(trace_numpy)",
+        "function VariableBuilder._id_dispatch",
+        "attribute SourcelessBuilder._type_handlers",
         needed_by=_DYNAMO,
     ),
     *_names(
@@ -291,6 +294,17 @@ CONTRACT: list[PrivateName] = [
         "class Guard",
         "class GuardsSet",
         needed_by=_GUARDS,
+    ),
+    *_names(
+        "torch._dynamo.variables.builtin",
+        "attribute BuiltinVariable.call_function_handler_cache",
+        needed_by=_DYNAMO,
+    ),
+    *_names("torch._dynamo.convert_frame", "class ConvertFrameAssert", needed_by=_EXCEPTIONS),
+    *_names(
+        "torch._dynamo.symbolic_convert",
+        "class InstructionTranslatorBase",
+        needed_by=_EXCEPTIONS,
     ),
     *_hook_names(),
 ]
