@@ -7,16 +7,33 @@ Checked against torch 2.13.0, 2.14.1 and 2.15.0 (``torch/_guards.py``, ``torch/_
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch._dynamo.guards import CheckFunctionManager
+from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.source import ChainedSource, DictGetItemSource, GlobalSource
-from torch._guards import Guard, GuardsSet
+from torch._guards import Guard, GuardsSet, TracingContext
+from torch.utils._ordered_set import OrderedSet
 
-__all__ = ["CheckFunctionManager", "discard", "entries_of", "is_marked", "mark_frame"]
+__all__ = [
+    "CheckFunctionManager",
+    "OutputGraph",
+    "add_epilogue",
+    "build_check",
+    "discard",
+    "entries_of",
+    "is_audited",
+    "is_marked",
+    "mark_frame",
+    "request_audit",
+]
 
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MARK = "_tdcompile_tracked"
+_AUDIT = "_tdcompile_audit"
 
 
 def mark_frame(tx: Any) -> None:
@@ -27,6 +44,48 @@ def mark_frame(tx: Any) -> None:
 def is_marked(guards: GuardsSet) -> bool:
     """Whether the frame of these guards has a tensordict in it."""
     return getattr(guards, _MARK, False)
+
+
+def request_audit() -> None:
+    """Ask, from within a backend call, that the dropped guards of the frame are checked at run time."""
+    context = TracingContext.try_get()
+    if context is not None:
+        setattr(context.guards_context.dynamo_guards, _AUDIT, True)
+
+
+def is_audited(guards: GuardsSet) -> bool:
+    """Whether the audit was asked for the frame of these guards."""
+    return getattr(guards, _AUDIT, False)
+
+
+def build_check(
+    manager: Any, guards: Iterable[Guard], f_code: Any, output_graph: Any
+) -> Callable[[Any], str | None]:
+    """Build guards apart from their frame's own.
+
+    Returns:
+        A function of the frame's locals: the text of the first guard that fails, or None.
+    """
+    manager.output_graph = output_graph
+    try:
+        with torch._C.DisableTorchFunction():
+            _, wrapper = manager.build_guards(
+                sorted(guards, key=Guard.sort_key), OrderedSet(), f_code, output_graph, False
+            )
+    finally:
+        manager.output_graph = None
+    root = wrapper.root
+
+    def find(frame_locals: Any) -> str | None:
+        info = root.check_verbose(frame_locals)
+        return None if info.result else "; ".join(info.verbose_code_parts)
+
+    return find
+
+
+def add_epilogue(manager: Any, check: Callable[[Any], bool], text: str) -> None:
+    """Run `check` on a frame's locals after all its guards passed."""
+    manager.guard_manager.root.add_epilogue_lambda_guard(check, [text], None)
 
 
 def entries_of(guards: GuardsSet, make: Callable[..., Any]) -> list[tuple[Guard, Any]]:
@@ -50,7 +109,12 @@ def _facts(guard: Guard) -> dict[str, Any]:
         "source": source,
         "parents": tuple(steps),
         "key": keywords.get("key"),
+        "is_own": bool(guard.user_stack) and _is_own_file(guard.user_stack[-1].filename),
     }
+
+
+def _is_own_file(path: str) -> bool:
+    return path.startswith(_PACKAGE)
 
 
 def discard(guards: GuardsSet, dropped: Iterable[Guard]) -> None:

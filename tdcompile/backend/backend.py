@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tdcompile._compat import inductor
+from tdcompile._compat.guards import request_audit
 from tdcompile.backend.options import parse_options
 from tdcompile.backend.passes.manager import PassManager
 from tdcompile.config import settings
@@ -89,6 +90,8 @@ class TensorDictBackend:
                 ``BackendCompilerFailed``.
         """
         asked = parse_options(mode or self.mode, {**self.options, **(options or {})})
+        if asked.audit:
+            request_audit()
         manager = PassManager(() if settings().disable else asked.passes)
         if any(manager.run("graph", graph_module.graph).values()):
             graph_module.recompile()

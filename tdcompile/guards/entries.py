@@ -26,6 +26,7 @@ class GuardEntry:
         parents: the expressions that it is read through, nearest first: for ``td._entries["a"]``
             pairs ``(source of td._entries, "a")``; the second is the key of a dictionary read, or
             None for any other step.
+        is_own: whether the innermost traced frame that asked for the guard is a function of ours.
         key: key of a ``DICT_CONTAINS``, else None.
     """
 
@@ -35,3 +36,4 @@ class GuardEntry:
     source: Hashable
     parents: tuple[tuple[Hashable, Any], ...] = ()
     key: Any = None
+    is_own: bool = False

@@ -18,6 +18,7 @@ from tdcompile.guards.entries import GuardEntry
 __all__ = ["PASSES", "NarrowingPass"]
 
 _OWN_GLOBALS = ("__import_tdcompile_dot_", "__import_tdcompile")
+_BUILTINS = "__builtins_dict__"
 _PYTREE_REGISTRY = ".SUPPORTED_NODES"
 
 
@@ -40,6 +41,10 @@ class NarrowingPass:
 
 def _library_globals(entries: Sequence[GuardEntry]) -> list[bool]:
     return [entry.root.startswith(_OWN_GLOBALS) for entry in entries]
+
+
+def _builtins(entries: Sequence[GuardEntry]) -> list[bool]:
+    return [entry.is_own and entry.root.startswith(_BUILTINS) for entry in entries]
 
 
 def _pytree_registry(entries: Sequence[GuardEntry]) -> list[bool]:
@@ -69,6 +74,15 @@ PASSES: tuple[NarrowingPass, ...] = (
         ),
         unsound_when="a program replaces a function of tdcompile between two calls (monkeypatching)",
         drops=_library_globals,
+    ),
+    NarrowingPass(
+        name="own_builtins",
+        assumption=(
+            "the builtin functions that methods of tdcompile call (len, isinstance, ...) are not"
+            " rebound to functions of another behaviour after the first call"
+        ),
+        unsound_when="a program assigns to builtins.len between two calls",
+        drops=_builtins,
     ),
     NarrowingPass(
         name="pytree_registry",

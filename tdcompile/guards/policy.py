@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tdcompile._compat import guards as seam
+from tdcompile.config import settings
+from tdcompile.guards.audit import DroppedCheck, audited_call
 from tdcompile.guards.entries import GuardEntry
 from tdcompile.guards.passes import PASSES
 from tdcompile.patching import Patch, PatchSet
@@ -34,12 +36,30 @@ def _narrowing_init(original: Callable[..., None]) -> Callable[..., None]:
         manager: Any, f_code: Any, output_graph: Any, *args: Any, **kwargs: Any
     ) -> None:
         guards = None if output_graph is None else output_graph.guards
-        if guards and seam.is_marked(guards):
-            facts = seam.entries_of(guards, GuardEntry)
-            verdicts = narrow([entry for _, entry in facts])
-            dropped = [g for (g, _), v in zip(facts, verdicts, strict=True) if v is not None]
-            seam.discard(guards, dropped)
+        if not guards or not seam.is_marked(guards):
+            original(manager, f_code, output_graph, *args, **kwargs)
+            return
+        facts = seam.entries_of(guards, GuardEntry)
+        verdicts = narrow([entry for _, entry in facts])
+        dropped = [(guard, name) for (guard, _), name in zip(facts, verdicts, strict=True) if name]
+        seam.discard(guards, [guard for guard, _ in dropped])
         original(manager, f_code, output_graph, *args, **kwargs)
+        if dropped and _is_audited(guards):
+            find = seam.build_check(manager, [guard for guard, _ in dropped], f_code, output_graph)
+            passes = tuple(dict.fromkeys(name for _, name in dropped))
+            seam.add_epilogue(manager, DroppedCheck(find, passes), "tdcompile audit")
+
+    return replacement
+
+
+def _is_audited(guards: Any) -> bool:
+    return settings().audit or seam.is_audited(guards)
+
+
+def _auditing_compile(original: Callable[..., Any]) -> Callable[..., Any]:
+    def replacement(output_graph: Any, *args: Any, **kwargs: Any) -> Any:
+        compiled = original(output_graph, *args, **kwargs)
+        return audited_call(compiled) if _is_audited(output_graph.guards) else compiled
 
     return replacement
 
@@ -58,6 +78,15 @@ def patches() -> tuple[PatchSet, ...]:
                     upstream="torch/_dynamo/guards.py: guard_filter_fn builds all guards twice",
                     test="tests/guards/test_policy.py",
                     remove_when="guard_filter_fn can run before guards are built, for every backend",
+                ),
+                Patch(
+                    target=seam.OutputGraph,
+                    name="call_user_compiler",
+                    wrap=_auditing_compile,
+                    reason="with the audit on, a graph raises what the dropped guards before it found",
+                    upstream="torch/_dynamo/output_graph.py",
+                    test="tests/guards/test_audit.py",
+                    remove_when="an exception inside a guard reaches the caller",
                 ),
             ],
         ),

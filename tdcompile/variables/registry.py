@@ -18,6 +18,7 @@ from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.leafwise import LeafwiseOp
 from tdcompile.tensordict.nontensor import NonTensorData
 from tdcompile.tensordict.rebuild import may_unlock, rebuild_tensordict, shallow_entries
+from tdcompile.tensordict.reductions import ReductionOp
 from tdcompile.variables import errors, leafwise, replay
 from tdcompile.variables.breaks import skip_frame
 from tdcompile.variables.layout import FIELDS, Layout
@@ -41,6 +42,9 @@ OWN_LAYOUT = Layout(
     bookkeeping=("_lock_parents", "_last_op", "_open_ops"),
     non_tensor=(NonTensorData,),
 )
+
+#: Classes of the rows of our tables; a row is a constant.
+_TABLE_ROWS = (LeafwiseOp, ReductionOp)
 
 _FOREIGN: dict[type, tuple[Layout, PatchSet]] = {}
 
@@ -163,12 +167,15 @@ def patches() -> tuple[PatchSet, ...]:
             "trackers",
             [
                 *_table_patches(OWN_LAYOUT),
-                TablePatch(
-                    table=seam.sourceless_table(),
-                    key=LeafwiseOp,
-                    name="sourceless table",
-                    replacement=lambda tx, value: seam.UserDefinedObjectVariable(value),
-                    reason="the methods made from the leaf-wise table close over a row of it",
+                *(
+                    TablePatch(
+                        table=seam.sourceless_table(),
+                        key=row,
+                        name="sourceless table",
+                        replacement=lambda tx, value: seam.UserDefinedObjectVariable(value),
+                        reason="the methods made from a table close over a row of it",
+                    )
+                    for row in _TABLE_ROWS
                 ),
                 Patch(
                     target=seam.BuiltinVariable,
