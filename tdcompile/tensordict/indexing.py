@@ -65,6 +65,10 @@ def parse_index(index: Any, batch_size: torch.Size, keep_masks: bool = False) ->
         TensorDictIndexError: if there are too many indices, an integer is out of range, a mask has
             another shape than the dimensions that it stands for, or an item cannot be an index.
     """
+    if type(index) is int and len(batch_size) > 0:
+        # The most frequent index, without the detour.
+        _check_position(index, 0, index, batch_size)
+        return ParsedIndex(index, tuple(range(1, len(batch_size))), False)
     given = index if isinstance(index, tuple) else (index,)
     items = [_as_item(item, index) for item in given]
     items = _without_ellipsis(items, index, batch_size)
@@ -233,6 +237,8 @@ def _check_mask(mask: Tensor, dim: int, index: Any, batch_size: torch.Size) -> N
 
 def _result_size(items: Any, batch_size: torch.Size) -> torch.Size:
     """Return the size of an indexed batch, by indexing one element that is expanded to it."""
+    if type(items) is int:
+        return batch_size[1:]
     device = None
     for item in items if isinstance(items, tuple) else (items,):
         if isinstance(item, Tensor):
@@ -260,15 +266,7 @@ class IndexingMixin(BatchwiseMixin):
         Names follow their dimensions. The result is not locked. An index that selects everything
         as it is (``td[:]``, ``td[...]``) gives the same tensordict.
         """
-        batch_size = self._batch_size
-        if type(index) is int and len(batch_size) > 0:
-            # The most frequent index, without the detour over the parser.
-            _check_position(index, 0, index, batch_size)
-            batch_dims = len(batch_size)
-            return self._index_leaves(
-                index, batch_size[1:], tuple(range(1, batch_dims)), batch_dims, None, None
-            )
-        items, origin, is_whole = parse_index(index, batch_size)
+        items, origin, is_whole = parse_index(index, self._batch_size)
         if is_whole:
             return self
         return self._index_parsed(items, origin)

@@ -78,7 +78,7 @@ class RepeatsMixin(BatchwiseMixin):
             origin: Origin = (*((None,) * added), *range(len(batch_size)))
         else:
             origin = (None,) * len(sizes)
-        return self._reshaped(Tensor.expand, sizes, tail_sizes, sizes, origin)
+        return self._reshaped(torch.broadcast_to, sizes, tail_sizes, sizes, origin)
 
     def repeat(self, *repeats: Any, inplace: bool = False) -> Self:
         """Repeat the batch along its dimensions; leaves are copies.
