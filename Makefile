@@ -20,6 +20,8 @@ ENV := .venv/torch-$(TORCH)
 export OMP_NUM_THREADS := 1
 export TORCHINDUCTOR_COMPILE_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Figures go to files, never to a screen.
+export MPLBACKEND := Agg
 
 .PHONY: demo test lint matrix bench clean help
 .DELETE_ON_ERROR:
@@ -45,8 +47,9 @@ $(ENV)/.lint: $(ENV)/.test
 	$(ENV)/bin/python -m pip install --quiet -e '.[lint]'
 	@touch $@
 
+# With the extra `bench`, since the examples show the reference package beside ours.
 $(ENV)/.examples: $(ENV)/.torch pyproject.toml
-	$(ENV)/bin/python -m pip install --quiet -e '.[examples]'
+	$(ENV)/bin/python -m pip install --quiet -e '.[examples,bench]'
 	@touch $@
 
 $(ENV)/.bench: $(ENV)/.torch pyproject.toml
@@ -89,9 +92,7 @@ demo: $(ENV)/.examples
 	done
 
 bench: $(ENV)/.bench
-	@for script in benchmarks/bench_*.py; do \
-		echo "-- $$script"; $(ENV)/bin/python "$$script" || exit 1; \
-	done
+	$(ENV)/bin/python benchmarks/run.py
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
