@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+import torch._dynamo.guards as guards_module
 from torch._dynamo.guards import CheckFunctionManager
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.source import ChainedSource, DictGetItemSource, GlobalSource
@@ -25,6 +26,7 @@ __all__ = [
     "build_check",
     "discard",
     "entries_of",
+    "guards_module",
     "is_audited",
     "is_marked",
     "mark_frame",
