@@ -241,6 +241,13 @@ def _first_difference(
     return None
 
 
+def compare_calls(
+    program: Callable[..., Any], other: Callable[..., Any], spec: Spec, backend: str | None = "eager"
+) -> str | None:
+    """The first difference between two functions on fresh arguments of one spec."""
+    return _difference(_call(program, spec), _call(other, spec), "", backend)
+
+
 def minimise(case: Case, is_bad: Callable[[Case], bool]) -> Case:
     """Leave out steps and inputs, and make what is left plainer, as long as `is_bad` holds."""
     shrunk = True
