@@ -8,7 +8,7 @@ Invariant: a value is a tensordict (of any kind) exactly if it is a ``TensorColl
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tdcompile.tensordict.nontensor import NonTensorData
 
@@ -17,6 +17,12 @@ class TensorCollection:
     """Base of everything that maps keys to tensors: dense, lazy stacks, tensorclasses."""
 
     __slots__ = ()
+
+    if TYPE_CHECKING:
+        # What every kind has.
+        clone: Any
+        copy: Any
+        items: Any
 
 
 def is_tensor_collection(value: Any) -> bool:

@@ -65,7 +65,7 @@ class ConstructMixin:
             torch.Size([3, 2])
         """
         if isinstance(input_dict, TensorCollection):
-            source = dict(input_dict.items())  # type: ignore[attr-defined]
+            source = dict(input_dict.items())
             if batch_size is None:
                 batch_size = input_dict.batch_size  # type: ignore[attr-defined]
         else:
@@ -153,7 +153,8 @@ class ConstructMixin:
         return self
 
     def _change_device(self, device: torch.device | None) -> None:
-        self._device = device
+        slots: Any = self  # mypy takes the empty __slots__ of a mixin for all there are
+        slots._device = device
         for value in self._entries.values():
             if isinstance(value, TensorCollection):
                 value._change_device(device)  # type: ignore[attr-defined]

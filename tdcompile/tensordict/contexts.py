@@ -23,7 +23,7 @@ class ContextsMixin:
 
     if TYPE_CHECKING:
         _last_op: tuple[str, Any, Any] | None
-        _open_ops: list[Any]
+        _open_ops: list[Any] | None
 
     def __enter__(self) -> Self:
         """Open a block that undoes the method which gave this tensordict, if it can be undone."""
@@ -33,8 +33,9 @@ class ContextsMixin:
         if op[1] is not None:
             # The block keeps the original alive; the result alone does not.
             op = (op[0], _Held(op[1]()), op[2])
-        self._open_ops = [*(getattr(self, "_open_ops", None) or ()), op]
-        self._last_op = None
+        slots: Any = self  # mypy takes the empty __slots__ of a mixin for all there are
+        slots._open_ops = [*(getattr(self, "_open_ops", None) or ()), op]
+        slots._last_op = None
         return self
 
     def __exit__(
@@ -43,7 +44,7 @@ class ContextsMixin:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        open_ops = self._open_ops
+        open_ops: Any = self._open_ops
         name, source, detail = open_ops.pop()
         if name in WRITE_BACK:
             WRITE_BACK[name](self, None if source is None else source.value, detail)

@@ -99,7 +99,8 @@ class CopyingMixin:
             other.setdefault("device", self._device)
             if "names" not in other and other["batch_size"] == self._batch_size:
                 other["names"] = self._names
-            result = type(self)({}, **other)
+            cls: Any = type(self)
+            result: Any = cls({}, **other)
         else:
             result = self._from_entries({}, self._batch_size, self._device, self._names)
         if recurse:
@@ -108,7 +109,7 @@ class CopyingMixin:
                     result._entries[name] = value.empty(True, **other)  # type: ignore[attr-defined]
                 elif isinstance(value, NonTensorData):
                     result._entries[name] = value._with_batch_size(result._batch_size)
-        return result
+        return result  # type: ignore[no-any-return]
 
     def to_dict(
         self,

@@ -125,16 +125,17 @@ class TensorDict(
         self._is_locked = False
         self._lock_parents = None
         ndim = len(size)
+        nested: list[tuple[Any, Any]] = []
         for key, value in source.items():
-            if (
-                isinstance(value, Tensor)
-                and isinstance(key, str)
-                and device is None
-                and value.shape[:ndim] == size
-            ):
+            if not isinstance(key, str):
+                nested.append((unravel_key_to_tuple(key), value))
+            elif isinstance(value, Tensor) and device is None and value.shape[:ndim] == size:
                 entries[key] = value
             else:
-                self._set_path(unravel_key_to_tuple(key), value)
+                self._write({key: self._to_entry(value, key)})
+        # As in the tensordict package, entries with nested keys come last.
+        for path, value in nested:
+            self._set_path(path, value)
         if lock:
             self.lock_()
 

@@ -37,6 +37,14 @@ def is_nested_key(key: Any) -> bool:
     return all(isinstance(part, str) or is_nested_key(part) for part in key)
 
 
+def is_flat(key: tuple[Any, ...]) -> bool:
+    """Tell whether the parts of a tuple are strings, as in a normalised key path."""
+    for part in key:  # noqa: SIM110  # all() with a generator takes three times as long
+        if not isinstance(part, str):
+            return False
+    return True
+
+
 def unravel_key_to_tuple(key: Any) -> tuple[str, ...]:
     """Return the key path of `key` as a flat tuple of strings.
 
@@ -50,6 +58,8 @@ def unravel_key_to_tuple(key: Any) -> tuple[str, ...]:
     """
     if isinstance(key, str):
         return (key,)
+    if isinstance(key, tuple) and len(key) > 0 and is_flat(key):
+        return key
     parts: list[str] = []
     _collect_parts(key, key, parts)
     return tuple(parts)

@@ -57,18 +57,20 @@ class LockingMixin:
         was_locked = self._is_locked
         if not was_locked:
             self._lock(None)
-        self._last_op = ("lock_", None, was_locked)
+        slots: Any = self
+        slots._last_op = ("lock_", None, was_locked)
         return self
 
     def _lock(self, parent: Any) -> None:
+        slots: Any = self  # mypy takes the empty __slots__ of a mixin for all there are
         if parent is not None:
             kept = [ref for ref in self._lock_parents or () if ref() is not None]
             if all(ref() is not parent for ref in kept):
                 kept.append(weakref.ref(parent))
-            self._lock_parents = kept
+            slots._lock_parents = kept
         if self._is_locked:
             return
-        self._is_locked = True
+        slots._is_locked = True
         for value in self._entries.values():
             if isinstance(value, TensorCollection):
                 value._lock(self)  # type: ignore[attr-defined]
@@ -98,12 +100,13 @@ class LockingMixin:
             for node in nodes:
                 node._is_locked = False
                 node._lock_parents = None
-        self._last_op = ("unlock_", None, was_locked)
+        slots: Any = self
+        slots._last_op = ("unlock_", None, was_locked)
         return self
 
 
 def foreign_holder(td: Any) -> Any:
-    """Return a locked tensordict outside the tree of `td` that holds one of the tree, or ``None``."""
+    """Return a locked tensordict outside the tree of `td` that holds part of it, or ``None``."""
     nodes: list[Any] = []
     _collect_nodes(td, nodes)
     for node in nodes:

@@ -23,6 +23,7 @@ from tdcompile.tensordict.keys import (
     format_entry,
     format_key,
     invalid_key,
+    is_flat,
     is_nested_key,
     unravel_key_to_tuple,
 )
@@ -147,7 +148,14 @@ class MappingMixin(TensorCollection):
             value = entries[index]
             return value.data if isinstance(value, NonTensorData) else value
         if isinstance(index, tuple) and _names_an_entry(index):
-            value = self._require(unravel_key_to_tuple(index))
+            value = self
+            for name in index:
+                if not isinstance(name, str) or not isinstance(value, MappingMixin):
+                    value = self._require(unravel_key_to_tuple(index))
+                    break
+                if name not in value._entries:
+                    value = self._require(index)
+                value = value._entries[name]
             return value.data if isinstance(value, NonTensorData) else value
         return self._index(index)
 
@@ -253,7 +261,8 @@ class MappingMixin(TensorCollection):
         self._entries.update(entries)
         if self._names is None:
             for entry in entries.values():
-                self._take_names(entry)
+                if not isinstance(entry, Tensor):
+                    self._take_names(entry)
 
     def _take_names(self, entry: Any) -> None:
         # A tensordict without names takes those of a nested one that is written to it.
@@ -297,7 +306,7 @@ class MappingMixin(TensorCollection):
                 raise locked_error((key,))
             entry = self._to_entry(item, key)
             self._entries[key] = entry
-            if self._names is None and not isinstance(entry, Tensor):
+            if not isinstance(entry, Tensor) and self._names is None:
                 self._take_names(entry)
             return self
         self._set_path(unravel_key_to_tuple(key), item)
@@ -428,6 +437,11 @@ class MappingMixin(TensorCollection):
         """
         if self._is_locked and not inplace:
             raise locked_error(())
+        if not (inplace or clone or update_batch_size or kwargs) and keys_to_update is None:
+            pending = self._tensors_to_write(input_dict_or_td)
+            if pending is not None:
+                self._entries.update(pending)
+                return self
         if update_batch_size and _contradict(self, input_dict_or_td):
             return self._refill(input_dict_or_td, kwargs)
         plan = UpdatePlan(inplace, clone, is_leaf)
@@ -438,6 +452,19 @@ class MappingMixin(TensorCollection):
             plan.add(self, kwargs, (), wanted)
         carry_out(plan.writes, plan.copies, non_blocking)
         return self
+
+    def _tensors_to_write(self, source: Any) -> dict[str, Any] | None:
+        """Return the entries for a source of tensors under plain keys; ``None`` for any other."""
+        if isinstance(source, MappingMixin):
+            source = source._entries
+        elif not isinstance(source, dict):
+            return None
+        pending: dict[str, Any] = {}
+        for key, value in source.items():
+            if not isinstance(value, Tensor) or not isinstance(key, str):
+                return None
+            pending[key] = self._to_entry(value, key)
+        return pending
 
     def _refill(self, source: Any, kwargs: dict[str, Any]) -> Self:
         """Replace all entries by those of a tensordict of another batch size, and take it over."""
@@ -451,8 +478,9 @@ class MappingMixin(TensorCollection):
         fresh.update(source, **kwargs)
         self._entries.clear()
         self._entries.update(fresh._entries)
-        self._batch_size = fresh._batch_size
-        self._names = fresh._names
+        slots: Any = self  # mypy takes the empty __slots__ of a mixin for all there are
+        slots._batch_size = fresh._batch_size
+        slots._names = fresh._names
         return self
 
     def update_(
@@ -619,7 +647,7 @@ def _names_an_entry(index: tuple[Any, ...]) -> bool:
     """Tell whether a tuple in square brackets is a key path (and no index)."""
     if len(index) == 0 or not isinstance(index[0], (str, tuple)):
         return False
-    if is_nested_key(index):
+    if is_flat(index) or is_nested_key(index):
         return True
     if isinstance(index[0], str):
         raise invalid_key(index)

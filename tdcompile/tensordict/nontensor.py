@@ -35,7 +35,7 @@ class NonTensorData:
     __slots__ = ("__weakref__", "_batch_size", "_device", "data")
 
     def __init__(self, data: Any, batch_size: Any = None, device: Any = None) -> None:
-        self.data = data.data if isinstance(data, NonTensorData) else data
+        self.data: Any = data.data if isinstance(data, NonTensorData) else data
         if batch_size is None:
             batch_size = ()
         elif isinstance(batch_size, int):

@@ -122,8 +122,9 @@ class SelectionMixin:
             raise RuntimeError(
                 f"expected at most one mapping of entries to replace, found {len(args)}: merge them"
             )
-        source = args[0] if args else None
-        if source is not None and not isinstance(source, (Mapping, TensorCollection)):
+        source: Any = args[0] if args else None
+        is_source = isinstance(source, (Mapping, TensorCollection))
+        if source is not None and not is_source:
             raise RuntimeError(
                 f"expected a mapping or a tensordict to replace entries, found "
                 f"{type(source).__name__}: pass a dict"
@@ -492,7 +493,7 @@ def _skeleton(td: Any) -> Any:
 def _moves_of(key_set: Any, td: Any) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Return ``(old path, new path)`` for each key of a set of :meth:`split_keys`."""
     if isinstance(key_set, Mapping):
-        pairs = key_set.items()
+        pairs = list(key_set.items())
     elif callable(key_set):
         leaves = [
             (unravel_key_to_tuple(key), value)

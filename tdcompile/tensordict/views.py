@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, ItemsView, Iterator, Set, ValuesView
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from tdcompile.tensordict.collection import TensorCollection, default_is_leaf
 from tdcompile.tensordict.keys import unravel_key_to_tuple
 from tdcompile.tensordict.nontensor import NonTensorData
@@ -32,19 +34,32 @@ class _View:
         self._td = td
         self._include_nested = include_nested
         self._leaves_only = leaves_only
-        self._is_leaf = default_is_leaf if is_leaf is None else is_leaf
+        self._is_leaf = is_leaf
         self._sort = sort
 
     def _shows(self, value: Any) -> bool:
-        return not self._leaves_only or self._is_leaf(type(value))
+        if not self._leaves_only:
+            return True
+        if self._is_leaf is not None:
+            return self._is_leaf(type(value))
+        # What default_is_leaf says; a tensor is the common case.
+        return isinstance(value, Tensor) or default_is_leaf(type(value))
 
     def _collect(self, td: Any, prefix: tuple[str, ...], out: list[Any]) -> None:
         """Append ``(key, value)`` pairs, a tensordict before what is in it."""
         for name, value in td.items():
             if self._shows(value):
                 out.append(((*prefix, name) if prefix else name, value))
-            if self._include_nested and _is_tree(value):
+            if self._include_nested and isinstance(value, TensorCollection):
                 self._collect(value, (*prefix, name), out)
+
+    def _collect_values(self, td: Any, out: list[Any]) -> None:
+        """Append values, a tensordict before what is in it."""
+        for value in td.values():
+            if self._shows(value):
+                out.append(value)
+            if self._include_nested and isinstance(value, TensorCollection):
+                self._collect_values(value, out)
 
     def _pairs(self) -> list[tuple[Any, Any]]:
         pairs: list[tuple[Any, Any]] = []
@@ -99,7 +114,7 @@ class TensorDictKeysView(_View, Set[Any]):
     def _collect_keys(self, td: Any, prefix: tuple[str, ...], out: list[Any]) -> None:
         """Append keys, what is in a tensordict before the tensordict."""
         for name, value in td.items():
-            if _is_tree(value):
+            if isinstance(value, TensorCollection):
                 self._collect_keys(value, (*prefix, name), out)
             if self._shows(value):
                 out.append((*prefix, name) if prefix else name)
@@ -126,7 +141,7 @@ class TensorDictKeysView(_View, Set[Any]):
     __hash__ = None  # type: ignore[assignment]  # the keys may change
 
     @classmethod
-    def _from_iterable(cls, it: Any) -> set[Any]:  # type: ignore[override]
+    def _from_iterable(cls, it: Any) -> set[Any]:
         return set(it)
 
 
@@ -136,7 +151,11 @@ class TensorDictValuesView(_View, Collection[Any]):
     __slots__ = ()
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([value for _, value in self._pairs()])
+        if self._sort:
+            return iter([value for _, value in self._pairs()])
+        values: list[Any] = []
+        self._collect_values(self._td, values)
+        return iter(values)
 
     def __contains__(self, value: object) -> bool:
         return any(own is value for own in self)
@@ -221,10 +240,6 @@ class ViewsMixin:
             for key, value in self.items(include_nested)
             if isinstance(value, NonTensorData)
         )
-
-
-def _is_tree(value: Any) -> bool:
-    return isinstance(value, TensorCollection)
 
 
 def _pair_as_path(pair: tuple[Any, Any]) -> tuple[str, ...]:

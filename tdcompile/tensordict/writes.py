@@ -54,24 +54,27 @@ class UpdatePlan:
     def add(self, node: Any, source: Any, path: tuple[str, ...], wanted: Any) -> None:
         """Plan to write the items of `source` to `node`, which stands at `path`."""
         if not isinstance(source, (TensorCollection, Mapping)):
-            where = format_entry(path) if path else "td"
+            target = format_entry(path) if path else "td"
             raise AttributeError(
-                f"expected a mapping or a tensordict to update {where} from, found "
+                f"expected a mapping or a tensordict to update {target} from, found "
                 f"{type(source).__name__}: pass a dict"
             )
         pending: dict[str, Any] = {}
         for key, value in source.items():
             name, value, is_nested = _split_item(key, value)
-            below = _wanted_below(wanted, name)
+            below = None if wanted is None else _wanted_below(wanted, name)
             if below is _NOTHING:
                 continue
             where = (*path, name)
-            current = pending[name] if name in pending else node._entries.get(name)
-            is_tree = isinstance(value, (TensorCollection, Mapping))
+            current: Any = pending[name] if name in pending else node._entries.get(name)
+            # Tensors are asked for first: isinstance with an abstract class is slow.
+            is_tree = not isinstance(value, Tensor) and isinstance(
+                value, (TensorCollection, Mapping)
+            )
             if is_tree and isinstance(current, TensorCollection) and not self._is_whole(value):
                 if name in pending:
                     # Not yet written, and perhaps the caller's own object: merge into a copy.
-                    current = pending[name] = current.copy()
+                    pending[name] = current = current.copy()
                 self.add(current, value, where, below)
                 continue
             if is_nested and current is not None:
@@ -87,7 +90,7 @@ class UpdatePlan:
                 pending[name] = entry
                 continue
             if self.clone and isinstance(value, (Tensor, TensorCollection)):
-                value = value.clone()  # type: ignore[union-attr]
+                value = value.clone()
             pending[name] = node._to_entry(value, where)
         if pending:
             self.writes.append((node, pending))
