@@ -68,8 +68,12 @@ def method(
     if name.endswith("_"):
         return _combine_inplace(tx, op, operands, kwargs)
 
+    function = op.function
+    if op.number_function is not None and operands[1].is_python_constant():
+        function = op.number_function
+
     def call(leaves: list[seam.VariableTracker]) -> seam.VariableTracker:
-        return seam.call_torch_function(tx, op.function, leaves, kwargs)
+        return seam.call_torch_function(tx, function, leaves, kwargs)
 
     return _combine(tx, op, operands, call)
 
