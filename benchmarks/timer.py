@@ -58,8 +58,8 @@ def ratio(timing: Timing, baseline: Timing) -> float:
 def measure(
     cases: Mapping[str, Callable[[], Any]],
     *,
-    rounds: int = 31,
-    block_us: float = 4000.0,
+    rounds: int = 101,
+    block_us: float = 1000.0,
     warmup_us: float = 50_000.0,
 ) -> dict[str, Timing]:
     """Return the time of warm calls of each case.
