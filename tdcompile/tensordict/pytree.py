@@ -136,7 +136,11 @@ def _unflatten(leaves: Iterable[Any], context: TensorDictContext) -> Any:
     remaining = iter(values)
     entries: dict[str, Any] = {}
     for key, value in context.entries.items():
-        entries[key] = next(remaining) if value is _LEAF else value._with_batch_size(batch_size)
+        if value is _LEAF:
+            entries[key] = next(remaining)
+        else:
+            # Made anew: comparing the sizes would make a dynamic batch a constant.
+            entries[key] = NonTensorData(value.data, batch_size, value.device)
     cls: Any = context.cls
     return cls._from_entries(entries, batch_size, device, names)
 

@@ -128,3 +128,24 @@ def test_spec_round_trips_through_json():
 def test_placeholders_unflatten_and_print():
     td = pytree.tree_map(lambda x: 0, _td(ours))
     assert repr(td) == "TensorDict(batch_size=[3], fields={a: 0, n: {x: 0}})"
+
+
+class _Doubled(torch.nn.Module):
+    def forward(self, td):
+        entries = {"y": td["a"] * 2, "n": td["n"], "s": td.get("s")}
+        return type(td)(entries, td.batch_size)
+
+
+def test_export_runs_again_at_another_batch_size():
+    def td(size):
+        entries = {"a": torch.ones(size, 2), "n": {"x": torch.ones(size)}, "s": "text"}
+        return ours.TensorDict(entries, [size], names=["t"])
+
+    dynamic = {0: torch.export.Dim.DYNAMIC}
+    program = torch.export.export(
+        _Doubled(), (td(3),), strict=False, dynamic_shapes=([dynamic, [dynamic]],)
+    )
+    result = program.module()(td(5))
+    assert result.batch_size == result["n"].batch_size == torch.Size([5])
+    assert result["y"].tolist() == [[2.0, 2.0]] * 5
+    assert result["s"] == "text"
