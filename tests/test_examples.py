@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+import tdcompile
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -21,11 +24,16 @@ def load_example(name):
     return module
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cartpole():
-    threads = torch.get_num_threads()
+    """The example as a module; what its main() sets for the process is set back."""
+    threads, logger = torch.get_num_threads(), logging.getLogger("torch._dynamo")
+    level = logger.level
     yield load_example("cartpole")
     torch.set_num_threads(threads)
+    logger.setLevel(level)
+    while tdcompile.is_installed():
+        tdcompile.uninstall()
 
 
 def run_table(cartpole, capsys, *arguments):
