@@ -5,18 +5,18 @@ Key names: :func:`install_presence_guard`, :func:`install_key_set_guard`,
 :func:`inline_function`, :func:`raise_in_user_code`, :func:`graph_break`, :func:`reset`.
 
 Invariant: importing this module costs what importing ``torch._dynamo`` costs, so only
-``tdcompile.variables``, ``tdcompile.guards`` and the plug-in's switch import it, and only on install.
+``tdcompile.variables``, ``tdcompile.guards`` and the plug-in's switch import it, and only on
+install.
 
-Checked against torch 2.13.0, 2.14.1 and 2.15.0 (``torch/_dynamo/variables/base.py``, ``builder.py``,
-``side_effects.py``, ``codegen.py``, ``guards.py``, ``source.py``).
+Checked against torch 2.13.0, 2.14.1 and 2.15.0 (``torch/_dynamo/variables/base.py``,
+``builder.py``, ``side_effects.py``, ``codegen.py``, ``guards.py``, ``source.py``).
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch._dynamo
@@ -35,7 +35,6 @@ from torch._dynamo.source import (
     DictGetItemSource,
     GetItemSource,
     GlobalSource,
-    Source,
     TypeSource,
 )
 from torch._dynamo.variables.base import (
@@ -60,7 +59,10 @@ from torch._dynamo.variables.user_defined import (
     UserDefinedClassVariable,
     UserDefinedObjectVariable,
 )
-from torch._guards import Guard
+from torch._guards import Guard, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 __all__ = [
     "AttrSource",
@@ -120,6 +122,7 @@ __all__ = [
     "wrap_input",
 ]
 
+
 def reset() -> None:
     """Drop every compiled frame; compiled frames hold trackers and guards of the moment."""
     torch._dynamo.reset()
@@ -127,7 +130,8 @@ def reset() -> None:
 
 operator_getitem = operator.getitem
 
-# ---- values ---------------------------------------------------------------------------------------
+# ---- values
+# ---------------------------------------------------------------------------------------
 
 
 def constant(value: Any) -> VariableTracker:
@@ -137,7 +141,7 @@ def constant(value: Any) -> VariableTracker:
 
 def build(tx: Any, value: Any, source: Source | None = None) -> VariableTracker:
     """A tracker of any Python value; with a source it is an input and gets guards."""
-    return VariableTracker.build(tx, value, source)
+    return VariableTracker.build(tx, value, source)  # type: ignore[no-any-return]
 
 
 def wrap_input(tx: Any, value: Any, source: Source) -> VariableTracker:
@@ -147,7 +151,7 @@ def wrap_input(tx: Any, value: Any, source: Source) -> VariableTracker:
 
 def lazy_input(value: Any, source: Source) -> VariableTracker:
     """A tracker of an input value that installs no guard before it is used."""
-    return LazyVariableTracker.create(value, source)  # type: ignore[no-any-return]
+    return LazyVariableTracker.create(value, source)
 
 
 def new_mutation() -> ValueMutationNew:
@@ -183,20 +187,21 @@ def inline_function(
 
 
 def maybe_mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
-    """Ask for a dynamic dimension, without insisting on it (public, but it costs Dynamo's import)."""
+    """Ask for a dynamic dimension without insisting (public, but costs Dynamo's import)."""
     torch._dynamo.maybe_mark_dynamic(tensor, dim)
 
 
-# ---- errors ---------------------------------------------------------------------------------------
+# ---- errors
+# ---------------------------------------------------------------------------------------
 
 
-def raise_in_user_code(tx: Any, exception_type: type[BaseException], *args: Any) -> NoReturn:
+def raise_in_user_code(tx: Any, exception_type: type[Exception], *args: Any) -> NoReturn:
     """Raise an exception that the traced program may catch, as eager code would."""
     raise_observed_exception(exception_type, tx, args=[constant(arg) for arg in args])
 
 
 def graph_break(category: str, context: str, explanation: str, hints: Sequence[str]) -> NoReturn:
-    """Stop tracing here, with upstream's four-part message. Only ``variables.breaks`` calls this."""
+    """Stop tracing here, with upstream's four-part message; ``variables.breaks`` calls it."""
     unimplemented(gb_type=category, context=context, explanation=explanation, hints=list(hints))
 
 
@@ -211,11 +216,13 @@ def skip_frame(category: str, context: str, explanation: str, hints: Sequence[st
     )
 
 
-# ---- guards ---------------------------------------------------------------------------------------
+# ---- guards
+# ---------------------------------------------------------------------------------------
 
 
-def install_type_guard(source: Source) -> None:
+def install_type_guard(source: Source | None) -> None:
     """Guard the exact type of an input."""
+    assert source is not None
     install_guard(source.make_guard(GuardBuilder.TYPE_MATCH))
 
 
@@ -242,8 +249,8 @@ def install_length_guard(source: Source) -> None:
 def install_key_set_guard(tx: Any, source: Source, *, ordered: bool) -> None:
     """Guard all keys of a dictionary; with `ordered` their order too.
 
-    Without an entry in ``guard_on_key_order`` upstream checks the length and the presence of each key
-    (``GuardBuilder.guard_on_dict_keys_and_ignore_order``), which is a set and not a sequence.
+    Without an entry in ``guard_on_key_order`` upstream checks the length and the presence of each
+    key (``GuardBuilder.guard_on_dict_keys_and_ignore_order``), which is a set and not a sequence.
     """
     if ordered:
         tx.output.guard_on_key_order.add(source)
@@ -278,7 +285,7 @@ def install_no_alias_guard(sources: Sequence[Source]) -> None:
 
 
 def type_table(trace_numpy: bool) -> Any:
-    """The table type -> builder of trackers; there is one for each value of ``config.trace_numpy``."""
+    """The table type -> builder of trackers, one for each value of ``config.trace_numpy``."""
     return VariableBuilder._type_dispatch_impl(trace_numpy)
 
 
@@ -289,7 +296,7 @@ def id_table() -> Any:
 
 def sourceless_table() -> Any:
     """The table type -> builder of trackers for values without a source."""
-    return SourcelessBuilder._type_handlers
+    return SourcelessBuilder._type_handlers  # type: ignore[attr-defined]
 
 
 def clear_handler_cache() -> None:

@@ -26,6 +26,6 @@ def raised_error(translator: Any) -> Exception | None:
         vt = read()
         arguments = [argument.as_python_constant() for argument in vt.args]
         error = vt.python_type()(*arguments)
-    except Exception:  # noqa: BLE001 - whatever it is, upstream's own error stands then
+    except Exception:
         return None
     return error if isinstance(error, Exception) else None

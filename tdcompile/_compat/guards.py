@@ -8,16 +8,18 @@ Checked against torch 2.13.0, 2.14.1 and 2.15.0 (``torch/_guards.py``, ``torch/_
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dynamo.guards as guards_module
 from torch._dynamo.guards import CheckFunctionManager
 from torch._dynamo.output_graph import OutputGraph
-from torch._dynamo.source import ChainedSource, DictGetItemSource, GlobalSource
-from torch._guards import Guard, GuardsSet, TracingContext
+from torch._dynamo.source import DictGetItemSource, GlobalSource
+from torch._guards import ChainedSource, Guard, GuardsSet, TracingContext
 from torch.utils._ordered_set import OrderedSet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 __all__ = [
     "CheckFunctionManager",
@@ -49,7 +51,7 @@ def is_marked(guards: GuardsSet) -> bool:
 
 
 def request_audit() -> None:
-    """Ask, from within a backend call, that the dropped guards of the frame are checked at run time."""
+    """Ask, from within a backend call, for the audit of the frame that is being compiled."""
     context = TracingContext.try_get()
     if context is not None:
         setattr(context.guards_context.dynamo_guards, _AUDIT, True)
@@ -111,12 +113,13 @@ def _facts(guard: Guard) -> dict[str, Any]:
         "source": source,
         "parents": tuple(steps),
         "key": keywords.get("key"),
-        "is_own": bool(guard.user_stack) and _is_own_file(guard.user_stack[-1].filename),
+        "is_own": _is_own(guard),
     }
 
 
-def _is_own_file(path: str) -> bool:
-    return path.startswith(_PACKAGE)
+def _is_own(guard: Guard) -> bool:
+    stack = guard.user_stack
+    return stack is not None and len(stack) > 0 and stack[-1].filename.startswith(_PACKAGE)
 
 
 def discard(guards: GuardsSet, dropped: Iterable[Guard]) -> None:

@@ -4,7 +4,8 @@ Key names: :class:`DroppedCheck` (the dropped guards of one frame), :func:`raise
 
 It is on with ``TDCOMPILE_AUDIT=1``, or for one compiled function with the backend option
 ``"tdcompile.audit": True``. A dropped guard that would have fired means that the written assumption
-of its pass does not hold in the program; the call raises :class:`~tdcompile.errors.GuardAuditError`.
+of its pass does not hold in the program; the call raises
+:class:`~tdcompile.errors.GuardAuditError`.
 
 Invariant: the audit changes nothing but time: a frame is reused exactly when it is without it.
 """
@@ -12,10 +13,12 @@ Invariant: the audit changes nothing but time: a frame is reused exactly when it
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tdcompile.errors import GuardAuditError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["DroppedCheck", "audited_call", "raise_if_fired"]
 

@@ -7,9 +7,11 @@ Invariant: a pass is a pure function over a tuple of entries; it can be tested w
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 __all__ = ["GuardEntry"]
 

@@ -10,10 +10,13 @@ upstream makes on our behalf.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from tdcompile.guards.entries import GuardEntry
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tdcompile.guards.entries import GuardEntry
 
 __all__ = ["PASSES", "NarrowingPass"]
 
@@ -49,7 +52,8 @@ def _builtins(entries: Sequence[GuardEntry]) -> list[bool]:
 
 def _pytree_registry(entries: Sequence[GuardEntry]) -> list[bool]:
     return [
-        entry.name.endswith(_PYTREE_REGISTRY) and entry.kind in ("DICT_KEYS_MATCH", "DICT_VERSION", "SEQUENCE_LENGTH")
+        entry.name.endswith(_PYTREE_REGISTRY)
+        and entry.kind in ("DICT_KEYS_MATCH", "DICT_VERSION", "SEQUENCE_LENGTH")
         for entry in entries
     ]
 
@@ -62,7 +66,9 @@ def _implied_presence(entries: Sequence[GuardEntry]) -> list[bool]:
         for parent, key in entry.parents
         if key is not None
     }
-    return [entry.kind == "DICT_CONTAINS" and (entry.source, entry.key) in read for entry in entries]
+    return [
+        entry.kind == "DICT_CONTAINS" and (entry.source, entry.key) in read for entry in entries
+    ]
 
 
 PASSES: tuple[NarrowingPass, ...] = (
@@ -72,7 +78,7 @@ PASSES: tuple[NarrowingPass, ...] = (
             "the functions, classes and tables of the tdcompile package stay what they are after"
             " import, so a guard whose expression begins at one of its modules always holds"
         ),
-        unsound_when="a program replaces a function of tdcompile between two calls (monkeypatching)",
+        unsound_when="a program replaces a function of tdcompile between two calls",
         drops=_library_globals,
     ),
     NarrowingPass(
@@ -90,7 +96,7 @@ PASSES: tuple[NarrowingPass, ...] = (
             "a registration of a further pytree node class does not change how the classes that a"
             " trace flattened are flattened; the trace looked up those only"
         ),
-        unsound_when="a program unregisters a node class, or registers a class that a trace saw as a leaf",
+        unsound_when="a program registers a class that a trace flattened as a leaf",
         drops=_pytree_registry,
     ),
     NarrowingPass(

@@ -8,8 +8,7 @@ tracked a tensordict or ran our own code; a frame without tensordicts keeps ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tdcompile._compat import guards as seam
 from tdcompile.config import settings
@@ -17,6 +16,9 @@ from tdcompile.guards.audit import DroppedCheck, audited_call
 from tdcompile.guards.entries import GuardEntry
 from tdcompile.guards.passes import PASSES
 from tdcompile.patching import Patch, PatchSet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 __all__ = ["narrow", "patches"]
 
@@ -84,16 +86,16 @@ def patches() -> tuple[PatchSet, ...]:
                     target=seam.CheckFunctionManager,
                     name="__init__",
                     wrap=_narrowing_init,
-                    reason="guards on our own code and implied guards are dropped before they are built",
+                    reason="guards on our own code and implied ones are dropped unbuilt",
                     upstream="torch/_dynamo/guards.py: guard_filter_fn builds all guards twice",
                     test="tests/guards/test_policy.py",
-                    remove_when="guard_filter_fn can run before guards are built, for every backend",
+                    remove_when="guard_filter_fn runs before guards are built, for every backend",
                 ),
                 Patch(
                     target=seam.guards_module,
                     name="recompilation_reason_for_no_tensor_aliasing_guard",
                     wrap=_tolerant_reason,
-                    reason="the reason of a recompile is looked up by keys that the input need not have",
+                    reason="a recompile's reason is looked up by keys that may be gone",
                     upstream="torch/_dynamo/guards.py; torch 2.15 skips sources that are gone",
                     test="tests/guards/test_policy.py",
                     remove_when="2.15 is the oldest supported torch",
@@ -102,7 +104,7 @@ def patches() -> tuple[PatchSet, ...]:
                     target=seam.OutputGraph,
                     name="call_user_compiler",
                     wrap=_auditing_compile,
-                    reason="with the audit on, a graph raises what the dropped guards before it found",
+                    reason="with the audit on, a graph raises what its dropped guards found",
                     upstream="torch/_dynamo/output_graph.py",
                     test="tests/guards/test_audit.py",
                     remove_when="an exception inside a guard reaches the caller",

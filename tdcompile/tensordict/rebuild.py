@@ -8,13 +8,14 @@ Invariant: the parts come from a trace that checked them, so nothing is checked 
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.locking import foreign_holder
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["may_unlock", "rebuild_tensordict", "shallow_entries"]
 
@@ -67,5 +68,5 @@ def shallow_entries(entries: dict[str, Any]) -> dict[str, Any]:
 
 
 def may_unlock(td: TensorDict) -> bool:
-    """Tell whether ``td.unlock_()`` is allowed: no locked tensordict from outside holds its tree."""
+    """Tell whether ``td.unlock_()`` is allowed: nothing locked outside holds its tree."""
     return foreign_holder(td) is None

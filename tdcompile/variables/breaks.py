@@ -2,7 +2,8 @@
 
 Key names: :data:`CATEGORIES`, :func:`break_graph`, :func:`skip_frame`.
 
-Invariant: every break goes through here, its category is a constant, and its first hint is an action.
+Invariant: every break goes through here, its category is a constant, and its first hint is an
+action.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ __all__ = ["CATEGORIES", "break_graph", "skip_frame"]
 #: category -> (explanation, hints)
 CATEGORIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "tdcompile: tensordict under construction": (
-        "A function got a tensordict whose constructor has not finished, so it has no state to track;"
-        " the function runs eagerly.",
+        "A function got a tensordict whose constructor has not finished, so it has no state to"
+        " track; the function runs eagerly.",
         ("Compile the function that builds the tensordict, not a part of its constructor.",),
     ),
     "tdcompile: unlock of a held tensordict": (

@@ -7,10 +7,13 @@ Invariant: reading a method installs no guard; our classes are constants by cont
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import types
+from typing import TYPE_CHECKING, Any
 
 from tdcompile._compat import dynamo as seam
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["BoundCallVariable", "NativeCallVariable"]
 
@@ -26,7 +29,7 @@ class BoundCallVariable(seam.VariableTracker):
         self.name = name
 
     def python_type(self) -> type:
-        return type(self.__init__)
+        return types.MethodType
 
     def call_function(
         self, tx: Any, args: list[seam.VariableTracker], kwargs: dict[str, seam.VariableTracker]

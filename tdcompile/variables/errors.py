@@ -1,6 +1,7 @@
 """Errors of a program in a whole graph: the caller gets what eager code raises.
 
-Key names: :func:`exception_handler`, :func:`convert_frame` (each makes the replacement of a method).
+Key names: :func:`exception_handler`, :func:`convert_frame` (each makes the replacement of a
+method).
 
 Without ``fullgraph=True`` a frame whose trace raises runs eagerly, and the error is eager's own.
 With it upstream raises ``Unsupported: Observed exception``; for a frame that tracks a tensordict
@@ -10,11 +11,13 @@ the frame has run then: the caller's objects are as they were before the call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tdcompile._compat import exceptions as seam
 from tdcompile._compat.guards import is_marked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["convert_frame", "exception_handler"]
 
@@ -46,7 +49,8 @@ def convert_frame(original: Callable[..., Any]) -> Callable[..., Any]:
             error = getattr(unsupported, _ATTRIBUTE, None)
             if error is None:
                 raise
-        # Outside the handler: the program's error has no other one as its context, as in eager code.
+        # Outside the handler: the program's error has no other one as its context, as in eager
+        # code.
         raise error
 
     return replacement

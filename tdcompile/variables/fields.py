@@ -40,8 +40,10 @@ class InputState:
         return getattr(self.value, getattr(self.owner.layout, field))
 
     def read(self, tx: Any, field: str) -> seam.VariableTracker:
-        """The field as a tracker. Guards: its value; of a batch size its length, and its sizes only
-        where no leaf tells them."""
+        """The field as a tracker.
+
+        Guards: its value; of a batch size its length, and its sizes only where no leaf tells them.
+        """
         found = self._read.get(field)
         if found is None:
             source = self.attribute_source(field)
@@ -65,7 +67,8 @@ class InputState:
             dims = [leaf.call_method(tx, "size", [seam.constant(i)], {}) for i in range(batch_dims)]
         else:
             dims = [
-                seam.wrap_input(tx, sizes[i], seam.GetItemSource(source, i)) for i in range(batch_dims)
+                seam.wrap_input(tx, sizes[i], seam.GetItemSource(source, i))
+                for i in range(batch_dims)
             ]
         return seam.SizeVariable(dims)
 

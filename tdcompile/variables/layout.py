@@ -8,9 +8,11 @@ A class is served by the trackers when a ``Layout`` of it is registered (``varia
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["FIELDS", "Layout"]
 
@@ -29,18 +31,21 @@ class Layout:
         device: attribute that holds the device or None.
         names: attribute that holds the dimension names or None.
         is_locked: attribute that holds the lock flag.
-        rebuild: importable function ``(entries, batch_size, device, names, is_locked)`` that returns
+        rebuild: importable function ``(entries, batch_size, device, names, is_locked)`` that
+        returns
             a new tensordict which owns `entries`; it runs once for each returned tensordict.
         is_trusted: whether the Python of the class is a constant by contract, so that tracing it
             installs no guard on its functions (our own class; not a foreign package).
         from_entries: name of the classmethod ``(entries, batch_size, device, names)`` that makes a
             tensordict without checks, or None if the class has none.
-        shallow_entries: importable function that copies a ``dict`` of entries with shallow copies of
+        shallow_entries: importable function that copies a ``dict`` of entries with shallow copies
+        of
             the nested tensordicts, as ``clone(recurse=False)`` does; None leaves that method to its
             own Python.
         may_unlock: importable test whether ``unlock_()`` of a tensordict is allowed; None leaves
             ``lock_`` and ``unlock_`` to their own Python.
-        lock_references: attribute that refers to the locked tensordicts which hold this one (cleared
+        lock_references: attribute that refers to the locked tensordicts which hold this one
+        (cleared
             when it is unlocked), or nothing.
         bookkeeping: attributes that carry no meaning for a program (weak references of a lock);
             a trace reads them as None and drops writes to them.

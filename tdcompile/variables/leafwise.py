@@ -1,21 +1,21 @@
 """Leaf-wise operations in a trace: one FX node a leaf, none of our Python interpreted.
 
-Key names: :func:`method` (``td.add(x)``, ``td.exp_()``), :func:`operator_call` (``t * td``, ``-td``,
-``td += 1``), :func:`torch_function` (``torch.mul(td, 2)``).
+Key names: :func:`method` (``td.add(x)``, ``td.exp_()``), :func:`operator_call` (``t * td``,
+``-td``, ``td += 1``), :func:`torch_function` (``torch.mul(td, 2)``).
 
-Invariant: everything is read off the one table (``tensordict.leafwise``). The native loop covers the
-operands whose result has the batch size of the tensordict; for anything else these functions
+Invariant: everything is read off the one table (``tensordict.leafwise``). The native loop covers
+the operands whose result has the batch size of the tensordict; for anything else these functions
 answer None and the eager method is traced, which is slower and equally right.
 
-Guards: the key set (not its order) of each tensordict operand, and what its leaves need. Batch size,
-device, names and lock are carried, not read.
+Guards: the key set (not its order) of each tensordict operand, and what its leaves need. Batch
+size, device, names and lock are carried, not read.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,8 +27,10 @@ from tdcompile.tensordict.leafwise import (
     LEAFWISE_OPS,
     LeafwiseOp,
 )
-from tdcompile.variables.storage import StorageVariable
 from tdcompile.variables.tensordict import TensorDictVariable
+
+if TYPE_CHECKING:
+    from tdcompile.variables.storage import StorageVariable
 
 __all__ = ["OPERATORS", "entry_kind", "method", "operator_call", "torch_function"]
 
@@ -130,7 +132,9 @@ def torch_function(
     return _combine(tx, op, operands, call)
 
 
-def _by_protocol(tx: Any, op: LeafwiseOp, operands: list[Any], inplace: bool) -> seam.VariableTracker:
+def _by_protocol(
+    tx: Any, op: LeafwiseOp, operands: list[Any], inplace: bool
+) -> seam.VariableTracker:
     """Python's own protocol: the left operand's dunder, then the right operand's."""
     left, *rest = operands
     if isinstance(left, TensorDictVariable):
@@ -142,16 +146,23 @@ def _by_protocol(tx: Any, op: LeafwiseOp, operands: list[Any], inplace: bool) ->
     right = rest[0] if rest else None
     if isinstance(right, TensorDictVariable):
         assert op.operator is not None
-        name = _MIRRORED.get(op.operator, op.operator) if op.result == "bool" else op.reflected_operator
+        name = (
+            _MIRRORED.get(op.operator, op.operator)
+            if op.result == "bool"
+            else op.reflected_operator
+        )
         if name is not None:
             result = right.call_method(tx, name, [left], {})
             if not result.is_constant_match(NotImplemented):
                 return result
     names = " and ".join(repr(vt.python_type_name()) for vt in operands)
-    seam.raise_in_user_code(tx, TypeError, f"unsupported operand type(s) for {op.name}: {names}")
+    return seam.raise_in_user_code(
+        tx, TypeError, f"unsupported operand type(s) for {op.name}: {names}"
+    )
 
 
-# ---- the native loop --------------------------------------------------------------------------------
+# ---- the native loop
+# --------------------------------------------------------------------------------
 
 
 class _Operand:
@@ -185,7 +196,7 @@ def _ndim(tensor: seam.TensorVariable) -> int:
 
 
 def _example(vt: Any) -> Any:
-    """What stands for an operand while tracing: a fake tensor, a symbolic number, a number, None."""
+    """What stands for an operand while tracing: a fake tensor, a number, or None."""
     if isinstance(vt, seam.TensorVariable):
         return vt.as_proxy().node.meta["example_value"]
     if isinstance(vt, seam.SymNodeVariable):
@@ -231,7 +242,7 @@ def _is_number_or_tensordict(vt: Any) -> bool:
 
 
 def _broadcasts_to_batch(tx: Any, td: TensorDictVariable, tensor: seam.TensorVariable) -> bool:
-    """Whether a tensor ``(*O,)`` broadcasts to ``(*B,)``. Guards: the number of batch dimensions."""
+    """Whether a tensor ``(*O,)`` broadcasts to ``(*B,)``. Guards: the length of ``*B``."""
     shape = _example(tensor).shape
     batch_dims = td.batch_dims(tx)
     if len(shape) > batch_dims:
@@ -240,7 +251,10 @@ def _broadcasts_to_batch(tx: Any, td: TensorDictVariable, tensor: seam.TensorVar
     if leaf is None:
         return False
     sizes = _example(leaf).shape[batch_dims - len(shape) : batch_dims]
-    return all(_same_sizes((size,), (1,)) or _same_sizes((size,), (b,)) for size, b in zip(shape, sizes, strict=True))
+    return all(
+        _same_sizes((size,), (1,)) or _same_sizes((size,), (b,))
+        for size, b in zip(shape, sizes, strict=True)
+    )
 
 
 def _first_tensor(tx: Any, td: TensorDictVariable) -> seam.TensorVariable | None:
@@ -251,7 +265,7 @@ def _first_tensor(tx: Any, td: TensorDictVariable) -> seam.TensorVariable | None
 
 
 def entry_kind(td: TensorDictVariable, vt: Any) -> str:
-    """``"tensor"``, ``"tensordict"``, ``"non-tensor"`` or ``"other"``; a non-tensor stays unread."""
+    """``"tensor"``, ``"tensordict"``, ``"non-tensor"`` (not read) or ``"other"``."""
     if isinstance(vt, seam.LazyVariableTracker) and not vt.is_realized():
         value_type = vt.peek_type()
         if value_type in td.layout.non_tensor:
@@ -269,7 +283,12 @@ def entry_kind(td: TensorDictVariable, vt: Any) -> str:
 
 
 def _row(
-    tx: Any, td: TensorDictVariable, key: str, own: Any, operands: list[_Operand], batch_dims: int | None
+    tx: Any,
+    td: TensorDictVariable,
+    key: str,
+    own: Any,
+    operands: list[_Operand],
+    batch_dims: int | None,
 ) -> list[Any] | None:
     """The operands of one leaf, aligned; None if alignment is not the plain case."""
     own = own.realize()
@@ -285,7 +304,9 @@ def _row(
             if _ndim(other) != _ndim(own):
                 return None
             assert batch_dims is not None
-            if not _same_sizes(_example(own).shape[:batch_dims], _example(other).shape[:batch_dims]):
+            if not _same_sizes(
+                _example(own).shape[:batch_dims], _example(other).shape[:batch_dims]
+            ):
                 return None
             row.append(other)
         else:
@@ -333,7 +354,7 @@ def _rows(
             if row is None:
                 return None
         elif kind == "tensordict":
-            row = _nested_rows(tx, op, key, td, entry.realize(), operands, batch_dims)  # type: ignore[union-attr]
+            row = _nested_rows(tx, op, key, td, entry.realize(), operands, batch_dims)
             if row is None:
                 return None
         elif kind == "non-tensor" and op.name not in _READS_NON_TENSORS:
@@ -374,17 +395,23 @@ def _combine(tx: Any, op: LeafwiseOp, operands: list[Any], call: Call) -> Tensor
     rows = None if plan is None else _rows(tx, op, plan)
     if plan is None or rows is None:
         return None
-    keeps_lock = op.keeps_lock and all(operand.is_tensordict or _is_number(operand.vt) for operand in plan)
+    keeps_lock = op.keeps_lock and all(
+        operand.is_tensordict or _is_number(operand.vt) for operand in plan
+    )
     return _emit(tx, rows, call, keeps_lock)
 
 
-def _emit(tx: Any, rows: tuple[TensorDictVariable, list[Any]], call: Call, keeps_lock: bool) -> TensorDictVariable:
+def _emit(
+    tx: Any, rows: tuple[TensorDictVariable, list[Any]], call: Call, keeps_lock: bool
+) -> TensorDictVariable:
     td, entries = rows
     storage: StorageVariable = td.storage.snapshot()
     for key, _, row in entries:
         if row is None:
             continue
-        storage.set(tx, key, call(row) if isinstance(row, list) else _emit(tx, row, call, keeps_lock))
+        storage.set(
+            tx, key, call(row) if isinstance(row, list) else _emit(tx, row, call, keeps_lock)
+        )
     result = td.with_entries(storage)
     if not keeps_lock:
         result.fields["is_locked"] = seam.constant(False)

@@ -2,23 +2,26 @@
 
 Key names: :func:`lock`, :func:`unlock`.
 
-Invariant: a tensordict of a locked tree can be unlocked by its root only, in a trace as in eager code.
-The weak references that enforce it are made by the real ``lock_()`` at replay; within the trace the
-trackers remember who locked whom.
+Invariant: a tensordict of a locked tree can be unlocked by its root only, in a trace as in eager
+code. The weak references that enforce it are made by the real ``lock_()`` at replay; within the
+trace the trackers remember who locked whom.
 
-Guards: the lock flag and the key set of each tensordict in the tree; ``unlock_`` also that no locked
-tensordict from outside holds one of them.
+Guards: the lock flag and the key set of each tensordict in the tree; ``unlock_`` also that no
+locked tensordict from outside holds one of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tdcompile._compat import dynamo as seam
 from tdcompile.variables.breaks import break_graph
 from tdcompile.variables.leafwise import entry_kind
-from tdcompile.variables.tensordict import TensorDictVariable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tdcompile.variables.tensordict import TensorDictVariable
 
 __all__ = ["lock", "unlock"]
 
@@ -49,7 +52,10 @@ def unlock(td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, A
         return td
     tree = list(_tree(td, tx))
     for node in tree:
-        held = any(all(holder is not own for own in tree) and _is_locked(holder, tx) for holder in node.locked_by)
+        held = any(
+            all(holder is not own for own in tree) and _is_locked(holder, tx)
+            for holder in node.locked_by
+        )
         if held or (node.input_state is not None and not _guard_unheld(node, tree, may_unlock)):
             break_graph("tdcompile: unlock of a held tensordict", td)
     for node in tree:
@@ -58,7 +64,9 @@ def unlock(td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, A
     return td
 
 
-def _guard_unheld(node: TensorDictVariable, tree: list[TensorDictVariable], may_unlock: Any) -> bool:
+def _guard_unheld(
+    node: TensorDictVariable, tree: list[TensorDictVariable], may_unlock: Any
+) -> bool:
     """Guard that no locked tensordict from outside the tree holds `node`; False if one does."""
     state = node.input_state
     assert state is not None
@@ -66,7 +74,9 @@ def _guard_unheld(node: TensorDictVariable, tree: list[TensorDictVariable], may_
     assert root.input_state is not None
     if not may_unlock(root.input_state.value):
         return False
-    seam.install_lambda_guard(root.input_state.source, may_unlock, "no locked tensordict holds this one")
+    seam.install_lambda_guard(
+        root.input_state.source, may_unlock, "no locked tensordict holds this one"
+    )
     return True
 
 

@@ -19,10 +19,14 @@ from tdcompile.variables.tensordict import TensorDictVariable
 
 __all__ = ["METHODS", "PROPERTIES"]
 
-Handler = Callable[[TensorDictVariable, Any, list[Any], dict[str, Any]], "seam.VariableTracker | None"]
+Handler = Callable[
+    [TensorDictVariable, Any, list[Any], dict[str, Any]], "seam.VariableTracker | None"
+]
 
 
-def _leafwise(name: str, td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _leafwise(
+    name: str, td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, Any]
+) -> Any:
     return leafwise.method(td, tx, name, args, kwargs)
 
 
@@ -43,7 +47,9 @@ def _entry(td: TensorDictVariable, path: tuple[str, ...]) -> Any:
         if found is None:
             return None
         is_last = depth == len(path) - 1
-        if leafwise.entry_kind(td, found) not in (("tensor", "tensordict") if is_last else ("tensordict",)):
+        if leafwise.entry_kind(td, found) not in (
+            ("tensor", "tensordict") if is_last else ("tensordict",)
+        ):
             return None
         if is_last:
             return found.realize()

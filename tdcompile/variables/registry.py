@@ -62,9 +62,12 @@ def register(layout: Layout) -> None:
     """
     if any(known.cls is layout.cls for known in registered_layouts()):
         raise ValueError(
-            f"{layout.cls.__qualname__} is served already; call unregister({layout.cls.__qualname__}) first"
+            f"{layout.cls.__qualname__} is served already: "
+            f"call unregister({layout.cls.__qualname__}) first"
         )
-    entries = PatchSet(f"layout of {layout.cls.__qualname__}", _table_patches(layout), after=(seam.reset,))
+    entries = PatchSet(
+        f"layout of {layout.cls.__qualname__}", _table_patches(layout), after=(seam.reset,)
+    )
     entries.apply()
     _FOREIGN[layout.cls] = (layout, entries)
 
@@ -80,15 +83,20 @@ def unregister(cls: type) -> Layout:
     return layout
 
 
-# ---- building trackers ------------------------------------------------------------------------------
+# ---- building trackers
+# ------------------------------------------------------------------------------
 
 
-def _build_instance(layout: Layout, builder: seam.VariableBuilder, value: Any) -> seam.VariableTracker:
+def _build_instance(
+    layout: Layout, builder: seam.VariableBuilder, value: Any
+) -> seam.VariableTracker:
     if not all(hasattr(value, getattr(layout, name)) for name in ("entries", *FIELDS)):
         skip_frame("tdcompile: tensordict under construction", builder.source.name)
     seam.install_type_guard(builder.source)
     mark_frame(builder.tx)
-    return seam.track_existing(builder.tx, value, TensorDictVariable(value, layout, source=builder.source))
+    return seam.track_existing(
+        builder.tx, value, TensorDictVariable(value, layout, source=builder.source)
+    )
 
 
 def _build_class(layout: Layout, builder: seam.VariableBuilder, value: Any) -> seam.VariableTracker:
@@ -98,7 +106,7 @@ def _build_class(layout: Layout, builder: seam.VariableBuilder, value: Any) -> s
 
 
 def _table_patches(layout: Layout) -> list[TablePatch]:
-    """Entries for an instance in both type tables (one a value of ``trace_numpy``) and for the class."""
+    """Entries for an instance, in each type table (one a ``trace_numpy``), and for the class."""
     name = layout.cls.__qualname__
     instance = functools.partial(_build_instance, layout)
     return [
@@ -122,14 +130,17 @@ def _table_patches(layout: Layout) -> list[TablePatch]:
     ]
 
 
-# ---- operators --------------------------------------------------------------------------------------
+# ---- operators
+# --------------------------------------------------------------------------------------
 
 
 def _make_handler(original: Any) -> Any:
     """Take operators with a tensordict operand out before tensors claim them."""
     function = original.__func__ if isinstance(original, staticmethod) else original
 
-    def replacement(fn: Any, arg_types: list[type], has_kwargs: bool, *args: Any, **kwargs: Any) -> Any:
+    def replacement(
+        fn: Any, arg_types: list[type], has_kwargs: bool, *args: Any, **kwargs: Any
+    ) -> Any:
         if not has_kwargs and any(
             issubclass(t, (TensorDictVariable, TensorDictClassVariable)) for t in arg_types
         ):
@@ -181,7 +192,7 @@ def patches() -> tuple[PatchSet, ...]:
                     target=seam.BuiltinVariable,
                     name="_make_handler",
                     wrap=_make_handler,
-                    reason="an operator with a tensor operand goes to the graph before a class is asked",
+                    reason="an operator with a tensor goes to the graph before a class is asked",
                     upstream="pytorch/pytorch#200455",
                     test="tests/variables/test_operators.py",
                     remove_when="Dynamo asks user classes for operators with a tensor operand",
@@ -205,7 +216,7 @@ def patches() -> tuple[PatchSet, ...]:
                     target=Translator,
                     name="exception_handler",
                     wrap=errors.exception_handler,
-                    reason="the program's exception is noted where a whole-graph trace ends with it",
+                    reason="a program's exception is noted where a whole-graph trace ends",
                     upstream="torch/_dynamo/symbolic_convert.py: 'Observed exception'",
                     test="tests/variables/test_errors.py",
                     remove_when="fullgraph=True raises the program's own exception",
@@ -214,7 +225,7 @@ def patches() -> tuple[PatchSet, ...]:
                     target=FrameConverter,
                     name="__call__",
                     wrap=errors.convert_frame,
-                    reason="a whole-graph trace that ends with the program's exception raises that one",
+                    reason="a program's exception leaves a whole-graph trace as itself",
                     upstream="torch/_dynamo/convert_frame.py",
                     test="tests/variables/test_errors.py",
                     remove_when="fullgraph=True raises the program's own exception",

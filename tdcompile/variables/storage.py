@@ -1,4 +1,4 @@
-"""``StorageVariable``: the dictionary of entries as a row: what was read, what was edited, and a rest.
+"""``StorageVariable``: the entries as a row: what was read, what was edited, and a rest.
 
 Key names: :class:`EntryState` (an input dictionary as it was when the frame began),
 :class:`StorageVariable` (entry state plus edit log; answers the whole ``dict`` protocol).
@@ -9,19 +9,22 @@ that needs all keys guards the key set first. The log, not a finished dictionary
 Note [Edit log]
     An edit is kept once a key, in the order in which the keys come to stand:
     overwriting a key keeps its place, deleting it and setting it again moves it to the end.
-    Deletions of different keys commute with all other edits, so a replay deletes first and sets then,
-    in log order; on the real dictionary this gives eager's insertion order whatever its other keys are.
+    Deletions of different keys commute with all other edits, so a replay deletes first and sets
+    then, in log order; on the real dictionary this gives eager's insertion order whatever its other
+    keys are.
 """
 
 from __future__ import annotations
 
 import opcode
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tdcompile._compat import dynamo as seam
 from tdcompile._compat.slots import HookMixin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 __all__ = ["CloneNested", "Edit", "EntryState", "StorageVariable", "items_of_mapping"]
 
@@ -29,7 +32,7 @@ _OR = next(i for i, (_, symbol) in enumerate(opcode._nb_ops) if symbol == "|")  
 
 
 class EntryState:
-    """An input's dictionary at the start of the frame: its source, and what is known of its keys."""
+    """An input's dictionary at the start of the frame: its source and what is known of it."""
 
     __slots__ = ("absent", "entries", "is_complete", "is_ordered", "present", "source", "value")
 
@@ -127,7 +130,8 @@ class StorageVariable(HookMixin, seam.VariableTracker):
         self.cleared = cleared
         # Called before each edit: the owner records that it is modified (and may refuse).
         self.notify = notify
-        # Upstream's walk over live values looks into dictionaries of trackers, not into Edit records.
+        # Upstream's walk over live values looks into dictionaries of trackers, not into Edit
+        # records.
         self.values: dict[str, seam.VariableTracker] = {} if values is None else values
         # Set where this is a shallow copy whose nested tensordicts are copies, too.
         self.clone_nested = clone_nested
@@ -173,7 +177,9 @@ class StorageVariable(HookMixin, seam.VariableTracker):
     def keys(self, tx: Any, *, ordered: bool) -> list[str]:
         kept = [] if self._rest is None else self._rest.keys(tx, ordered=ordered)
         edits = self.edits
-        stay = [k for k in kept if k not in edits or (edits[k].value is not None and not edits[k].moved)]
+        stay = [
+            k for k in kept if k not in edits or (edits[k].value is not None and not edits[k].moved)
+        ]
         known = set(stay)
         return stay + [k for k, edit in edits.items() if edit.value is not None and k not in known]
 
@@ -198,7 +204,7 @@ class StorageVariable(HookMixin, seam.VariableTracker):
         self.values[key] = value
 
     def delete(self, tx: Any, key: str) -> bool:
-        """Delete one key; False (and nothing done) if it is absent. Guards: its presence, if read."""
+        """Delete one key; False (and nothing done) if it is absent. Guards: its presence."""
         edit = self.edits.get(key)
         if edit is None:
             if not self.contains(key):
@@ -209,7 +215,11 @@ class StorageVariable(HookMixin, seam.VariableTracker):
         self.edits.pop(key, None)
         self.values.pop(key, None)
         rest = self._rest
-        if rest is not None and key not in rest.absent and not (rest.is_complete and key not in rest.value):
+        if (
+            rest is not None
+            and key not in rest.absent
+            and not (rest.is_complete and key not in rest.value)
+        ):
             self.edits[key] = Edit(None)
         return True
 
@@ -238,7 +248,7 @@ class StorageVariable(HookMixin, seam.VariableTracker):
         )
 
     def shallow_copy(self, clone_nested: CloneNested) -> StorageVariable:
-        """A snapshot whose nested tensordicts are shallow copies. Guards: none until a key is read."""
+        """A snapshot whose nested tensordicts are copies. Guards: none until a key is read."""
         copied = self.snapshot()
         copied.clone_nested = clone_nested
         for key, edit in copied.edits.items():
@@ -269,7 +279,7 @@ class StorageVariable(HookMixin, seam.VariableTracker):
             from tdcompile.variables.calls import BoundCallVariable
 
             return BoundCallVariable(self, name)
-        return super().getattr_hook(tx, name)
+        return super().getattr_hook(tx, name)  # type: ignore[misc,no-any-return]
 
     def subscript_hook(self, tx: Any, key: seam.VariableTracker) -> seam.VariableTracker:
         value = self.get(_key(tx, key))
@@ -345,7 +355,9 @@ class StorageVariable(HookMixin, seam.VariableTracker):
             codegen(rest.source)
             return False
         function = self.clone_nested.at_run_time
-        codegen.add_push_null(lambda: codegen.load_import_from(function.__module__, function.__name__))
+        codegen.add_push_null(
+            lambda: codegen.load_import_from(function.__module__, function.__name__)
+        )
         codegen(rest.source)
         codegen.extend_output(seam.create_call_function(1, False))
         return True

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +21,9 @@ from tdcompile.variables.calls import BoundCallVariable, NativeCallVariable
 from tdcompile.variables.fields import InputField, InputState, marked_dims
 from tdcompile.variables.layout import FIELDS, Layout
 from tdcompile.variables.storage import CloneNested, EntryState, StorageVariable, items_of_mapping
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["TensorDictClassVariable", "TensorDictVariable"]
 
@@ -74,9 +76,11 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
         self.fields: dict[str, Any] = fields if fields is not None else {}
 
     @classmethod
-    def new(cls, layout: Layout, storage: StorageVariable, fields: dict[str, Any]) -> TensorDictVariable:
-        """A tensordict made in the trace; it is built once, by ``layout.rebuild``, if it gets out."""
-        placeholder = object.__new__(layout.cls)
+    def new(
+        cls, layout: Layout, storage: StorageVariable, fields: dict[str, Any]
+    ) -> TensorDictVariable:
+        """A tensordict made in the trace; ``layout.rebuild`` builds it if it gets out."""
+        placeholder: Any = object.__new__(layout.cls)
         return cls(placeholder, layout, storage, fields, mutation_type=seam.new_mutation())
 
     def with_entries(self, storage: StorageVariable) -> TensorDictVariable:
@@ -165,7 +169,7 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
                 seam.raise_in_user_code(
                     tx, AttributeError, f"'{layout.cls.__name__}' object has no attribute '{name}'"
                 )
-        return super().getattr_hook(tx, name)
+        return super().getattr_hook(tx, name)  # type: ignore[misc,no-any-return]
 
     def call_obj_hasattr(self, tx: Any, name: str) -> Any:
         layout = self.layout
@@ -248,7 +252,9 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
             handler = self.layout.cls.__torch_function__.__func__  # type: ignore[attr-defined]
             packed = seam.build(tx, dict(kwargs)) if kwargs else seam.build(tx, {})
             return seam.inline_function(
-                tx, handler, [self.class_variable(), fn, types, seam.TupleVariable(list(args)), packed]
+                tx,
+                handler,
+                [self.class_variable(), fn, types, seam.TupleVariable(list(args)), packed],
             )
         return super().call_torch_function(tx, fn, types, args, kwargs)
 
@@ -272,14 +278,18 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
         return self.call_method(tx, "__bool__", [], {})
 
     def iter_hook(self, tx: Any) -> seam.VariableTracker:
-        return seam.build(tx, iter).call_function(tx, [self.call_method(tx, "__iter__", [], {})], {})
+        return seam.build(tx, iter).call_function(
+            tx, [self.call_method(tx, "__iter__", [], {})], {}
+        )
 
     # ---- bytecode -------------------------------------------------------------------------------
 
     def reconstruct(self, codegen: seam.PyCodegen) -> None:
         """Push a new tensordict: one call of ``layout.rebuild``."""
         rebuild = self.layout.rebuild
-        codegen.add_push_null(lambda: codegen.load_import_from(rebuild.__module__, rebuild.__name__))
+        codegen.add_push_null(
+            lambda: codegen.load_import_from(rebuild.__module__, rebuild.__name__)
+        )
         codegen(self.storage)
         for field in FIELDS:
             push_field(codegen, self.fields[field])
@@ -369,10 +379,10 @@ class TensorDictClassVariable(HookMixin, seam.UserDefinedClassVariable):
             attribute = inspect.getattr_static(self.layout.cls, name, None)
             if isinstance(attribute, classmethod):
                 return BoundCallVariable(self, name)
-            if isinstance(attribute, (staticmethod, types.FunctionType)):
-                function = attribute if isinstance(attribute, types.FunctionType) else attribute.__func__
+            function = getattr(attribute, "__func__", attribute)
+            if isinstance(function, types.FunctionType):
                 return seam.UserFunctionVariable(function)
-        return super().getattr_hook(tx, name)
+        return super().getattr_hook(tx, name)  # type: ignore[misc,no-any-return]
 
     def call_method(
         self,
