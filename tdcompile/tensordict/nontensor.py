@@ -121,12 +121,20 @@ def to_leaf(value: Any, batch_size: torch.Size) -> torch.Tensor | NonTensorData:
             return value
         return value._with_batch_size(batch_size)
     if isinstance(value, (list, tuple)) or kind.__module__ == "numpy":
-        tensor = _try_tensor(value)
+        # A trace ends where torch refuses a value, so what is plainly no tensor is not offered.
+        tensor = None if _holds_text(value) else _try_tensor(value)
         if tensor is not None:
             return tensor
     elif isinstance(value, (int, float)):
         return torch.tensor(value)
     return NonTensorData(value, batch_size)
+
+
+def _holds_text(value: Any) -> bool:
+    """Tell whether a (nested) sequence has an item that is text, a mapping or ``None``."""
+    if isinstance(value, (list, tuple)):
+        return any(_holds_text(item) for item in value)
+    return value is None or isinstance(value, (str, bytes, dict))
 
 
 def _try_tensor(value: Any) -> torch.Tensor | None:
