@@ -20,6 +20,13 @@ _DTYPES = ("float32", "float64", "int64", "float32")
 _BATCHES = ((3,), (4,), (2, 3), (1,), (5,), ())
 _EXTRA = ("c", "d", "z", "new", "m", "str")
 
+_LEAVES = {
+    "requires grad": ['a._entries["a"] = a._entries["a"].float().requires_grad_()'],
+    "parameter": ['a._entries["a"] = torch.nn.Parameter(a._entries["a"].float())'],
+    "transposed": ['a._entries["a"] = torch.stack([a._entries["a"]] * 2, -1)[..., 1]'],
+    "view": ['a._entries["a"] = a._entries["b"].view(a._entries["b"].shape)'],
+}
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -38,6 +45,8 @@ class Spec:
         locked: which are locked.
         names: names of the batch dimensions are given.
         device: device of both, or None.
+        leaf: how ``a["a"]`` comes: ``"plain"``, ``"requires grad"``, ``"parameter"``, ``"transposed"``
+            or ``"view"`` (of the memory of ``a["b"]``).
         seed: of the values.
     """
 
@@ -52,6 +61,7 @@ class Spec:
     locked: str = ""
     names: bool = False
     device: str | None = None
+    leaf: str = "plain"
     seed: int = 0
 
     @property
@@ -61,6 +71,7 @@ class Spec:
         lines = self._tensordict("a", self.keys, rng)
         for key, other in self.shared:
             lines.append(f"a._entries[{key!r}] = a._entries[{other!r}]")
+        lines += _LEAVES.get(self.leaf, [])
         if self.b == "same":
             lines.append("b = a")
         elif self.b == "nested":
@@ -137,6 +148,7 @@ def _missing(spec: Spec, rng: random.Random) -> Spec:
         keys=tuple(key for key in spec.keys if key != gone),
         b_keys=tuple(key for key in spec.b_keys if key != gone),
         b="own",
+        leaf="plain",
         shared=(),
     )
 
@@ -173,6 +185,9 @@ VARIATIONS: dict[str, Callable[[Spec, random.Random], Spec]] = {
     "features": lambda spec, rng: replace(spec, features=(2,)),
     "locked": lambda spec, rng: replace(spec, locked=rng.choice(["a", "b", "ab"])),
     "names": lambda spec, rng: replace(spec, names=True),
+    "kind of leaf": lambda spec, rng: (
+        replace(spec, leaf=rng.choice(list(_LEAVES))) if {"a", "b"} <= {*spec.keys} else spec
+    ),
     "device": lambda spec, rng: replace(spec, device="cpu"),
 }
 

@@ -13,6 +13,7 @@ leaving out any of them.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import linecache
 import random
@@ -369,9 +370,97 @@ STEPS: dict[str, tuple[str, ...]] = {
     ),
     "alias": ("p = q", "q = p", "p = a", "q = b", "out.append(p)", "out += [p, p]", "out.append({T}['n'])"),
     "break": ("torch._dynamo.graph_break()",),
+    "batch size": (
+        "{T}.batch_size = []",
+        "{T}.batch_size = {T}.batch_size[:1]",
+        '{T}["n"].batch_size = []',
+        "{T}.auto_batch_size_()",
+        "{T}.auto_batch_size_(1)",
+        "out.append(torch.zeros({T}.batch_size[-1] + 1))",
+        "out.append({T}.batch_size == {U}.batch_size)",
+    ),
+    "keep a view": (
+        "k = {T}.keys(); {T}[{W}] = {V}; out.append(list(k))",
+        "k = {T}.items(); {T}.pop({W}, None); out.append([x for x, _ in k])",
+        "k = {T}.values(); {T}['a'] = {L}; out.append(list(k))",
+        "k = {T}.keys(True); {T}[{P}] = {V}; out.append(list(k))",
+        "k = {T}.keys(); {T}[{W}] = {V}; out.append((len(k), {W} in k))",
+        "k = {T}.copy(); {T}[{P}] = {V}; out.append(k)",
+        "k = {T}['n']; {T}['n'] = {U}['n']; k['late'] = w; out.append(k)",
+        "k = {T}.pop('n'); k['late'] = w; {T}['back'] = k",
+    ),
+    "sets of keys": (
+        "out.append({T}.keys() == {U}.keys())",
+        "out.append(sorted(set({T}.keys()) & set({U}.keys())))",
+        "out.append(sorted(set({T}.keys()) - set({U}.keys())))",
+        "out.append([k for k in {T}.keys() if k in {U}.keys()])",
+        "out.append(dict(zip({T}.keys(), {T}.values())))",
+        "out.append(max({T}.keys()))",
+        "for k in {T}.keys(): {T}[k + '2'] = w",
+        "for k, x in {T}.items(): {T}[k] = x",
+        "for k in [k for k in {T}.keys() if k not in {U}.keys()]: del {T}[k]",
+    ),
+    "python": (
+        "out.append(isinstance({T}, TensorDict))",
+        "out.append(type({T}) is TensorDict)",
+        "out.append(hasattr({T}, 'batch_size') and not hasattr({T}, 'nothing'))",
+        "out.append(getattr({T}, 'nothing', 7))",
+        "out.append((lambda td: td.set('called', w))({T}))",
+        "out.append([td['a'] for td in ({T}, {U})])",
+        "out.append({T} if {T}.ndim else {U})",
+        "out.append({{'td': {T}}}['td'] is {T})",
+        "out.append({T} in [{U}] if {T} is {U} else None)",
+        "out.append(copy.copy({T}))",
+        "{D} = copy.deepcopy({T})",
+    ),
+    "raise": (
+        "if 'c' in {T}.keys(): raise ValueError('c is there')",
+        "if {T} is {U} and {T}.is_locked: raise KeyError('locked')",
+        "assert {W} not in {T}.keys(), {W}",
+    ),
+    "no grad": (
+        "with torch.no_grad(): {D} = {T} * 2",
+        "with torch.no_grad(): {T}['a'] = {L}",
+        "with torch.no_grad(): {T} *= {C}",
+        "out.append({T}.requires_grad)",
+        "out.append({T}.data)",
+        "{T}.detach_()",
+    ),
+    "rebuild": (
+        "out.append(torch.zeros_like({T}))",
+        "out.append(torch.ones_like({T}))",
+        "out.append(TensorDict.from_dict({{'a': {L}, 'n': {{'x': {L}}}}}))",
+        "out.append(TensorDict.fromkeys(['a', 'b'], 1))",
+        "out.append(torch.where(w > 0, {T}, {U}))",
+        "out.append({T}.where(w > 0, {U}))",
+        "out.append({T}.masked_fill(w > 0, 1.0))",
+        "out.append({T}.gather(0, torch.zeros(1, dtype=torch.int64)))",
+        "out.append({T}.repeat(2))",
+        "out.append({T}.roll(1, 0))",
+        "out.append({T}.chunk(2))",
+        "out.append({T}.split_keys(['a'], strict=False))",
+    ),
+    "restructure": (
+        "{T}.clear()",
+        "{T}.create_nested('n')",
+        "{T}.create_nested(('m', 'k'))",
+        "{T}.filter_empty_()",
+        "{T}.flatten_keys(inplace=True)",
+        "{T}.exclude({P}, inplace=True)",
+        "{T}['n'].clear()",
+        "{T}['empty'] = {T}.empty()",
+        "{D} = {T}.select()",
+        "{T}.update({T}['n'])",
+        "{T}['n'].update({T}.select('a', strict=False))",
+    ),
     "string": (
         'out.append({T}.get("str", None))',
         'out.append({T}["str"] if "str" in {T}.keys() else None)',
+        '{T}["m", "str"] = "nested"',
+        "out.append({T}.get_non_tensor('str', 'none'))",
+        "{T}['list'] = ['x', 'y']",
+        "{T}['nothing'] = None",
+        "{T}.set_non_tensor('obj', (1, 'x'))",
         '{T}["str"] = {T}["str"] + "!" if "str" in {T}.keys() else "made"',
     ),
 }
@@ -389,7 +478,7 @@ RESULTS = (
 )
 
 #: Kinds that a plain run draws less often: nearly every program would have one.
-RARE = ("break", "catch", "lock", "names")
+RARE = ("break", "catch", "lock", "names", "raise", "batch size", "restructure")
 
 _PLACEHOLDER = re.compile(r"\{([A-Z])\}")
 _numbers = itertools.count()
@@ -411,7 +500,11 @@ class Program:
         """A function with this source, a new one each time (so that it compiles on its own)."""
         filename = f"<program {next(_numbers)}>"
         linecache.cache[filename] = (len(self.source), None, self.source.splitlines(True), filename)
-        namespace: dict[str, Any] = {"torch": torch, "TensorDict": tdcompile.TensorDict}
+        namespace: dict[str, Any] = {
+            "copy": copy,
+            "torch": torch,
+            "TensorDict": tdcompile.TensorDict,
+        }
         exec(compile(self.source, filename, "exec"), namespace)
         return namespace["program"]  # type: ignore[no-any-return]
 
