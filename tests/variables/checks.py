@@ -1,7 +1,8 @@
 """Eager against compiled, for programs over tensordicts: values, structure, identity and counts.
 
 Key names: :func:`check` (one program, many inputs), :func:`td` (a small tensordict),
-:class:`Holder` (an object with attributes), :func:`with_extras` (inputs that differ in keys which a program does not name).
+:class:`Holder` (an object with attributes), :func:`with_extras` (inputs that differ in keys which a
+program does not name).
 
 Invariant: the oracle is the same program run eagerly on a copy of the inputs. Compared are results
 and the caller's inputs afterwards: values, key order, batch size, device, names, lock, and which
@@ -10,9 +11,8 @@ object is which (a leaf that was only carried along is the very same object).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -21,6 +21,9 @@ from torch._dynamo.utils import counters
 import tdcompile
 from tdcompile import TensorDict
 from tdcompile.tensordict.nontensor import NonTensorData
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
 
 EXTRAS = (
     (),
@@ -75,6 +78,15 @@ class Holder:
         vars(self).update(attributes)
 
 
+def entries_of(value: Any) -> dict[str, Any] | None:
+    """The dictionary of entries of a tensordict of either package, or None."""
+    if isinstance(value, TensorDict):
+        return value._entries
+    if type(value).__module__ == "tensordict._td" and type(value).__name__ == "TensorDict":
+        return value._tensordict
+    return None
+
+
 class Outcome:
     """What a call did, with each object numbered by the order in which it was met."""
 
@@ -101,9 +113,15 @@ class Outcome:
             return ("tensor", label, value.requires_grad, value.detach().clone())
         if isinstance(value, NonTensorData):
             return ("non-tensor", tuple(value.batch_size), self._describe(value.data))
-        if isinstance(value, TensorDict):
+        entries = entries_of(value)
+        if entries is not None:
             fields = tuple(value.batch_size), value.device, tuple(value.names), value.is_locked
-            return ("tensordict", label, fields, [(k, self._describe(v)) for k, v in value._entries.items()])
+            return (
+                "tensordict",
+                label,
+                fields,
+                [(k, self._describe(v)) for k, v in entries.items()],
+            )
         if isinstance(value, dict):
             return ("dict", label, [(k, self._describe(v)) for k, v in value.items()])
         if isinstance(value, (list, tuple)):
@@ -137,12 +155,12 @@ def duplicate(value: Any, memo: dict[int, Any] | None = None) -> Any:
         return memo[id(value)]
     if isinstance(value, torch.Tensor):
         copied = value.detach().clone().requires_grad_(value.requires_grad)
-    elif isinstance(value, TensorDict):
-        copied = TensorDict({}, batch_size=value.batch_size, device=value.device)
+    elif (entries := entries_of(value)) is not None:
+        names = value.names if any(value.names) else None
+        copied = type(value)({}, batch_size=value.batch_size, device=value.device, names=names)
         memo[id(value)] = copied
-        copied._names = value._names
-        for key, entry in value._entries.items():
-            copied._entries[key] = duplicate(entry, memo)
+        for key, entry in entries.items():
+            entries_of(copied)[key] = duplicate(entry, memo)
         if value.is_locked:
             copied.lock_()
     elif isinstance(value, dict):
@@ -167,7 +185,7 @@ def outcome_of(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     outcome = Outcome(args)
     try:
         result = program(*args)
-    except Exception as error:  # noqa: BLE001 - the exception is the outcome
+    except Exception as error:
         result = error
     return outcome.after(args, result)
 

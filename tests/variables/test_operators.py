@@ -4,9 +4,9 @@ import operator
 
 import pytest
 import torch
-from variables.checks import check, td
 
 from tdcompile import TensorDict
+from variables.checks import check, td
 
 
 def numbers(dtype=torch.float32):
@@ -40,13 +40,9 @@ FLOAT_OPERATORS = {
     "truediv": operator.truediv,
     "pow": operator.pow,
 }
-COMPARISONS = {
-    name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
-}
+COMPARISONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 BITWISE = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
-IN_PLACE = {
-    name: getattr(operator, name) for name in ("iadd", "isub", "imul", "itruediv", "ipow")
-}
+IN_PLACE = {name: getattr(operator, name) for name in ("iadd", "isub", "imul", "itruediv", "ipow")}
 IN_PLACE_BITWISE = {name: getattr(operator, name) for name in ("iand", "ior", "ixor")}
 
 
@@ -116,7 +112,9 @@ def tensor_statement(td, x):
 
 @pytest.mark.parametrize("operand", ["number", "0-d", "batch", "td"])
 @pytest.mark.parametrize(
-    "program", [add_statement, sub_statement, tensor_statement], ids=lambda p: p.__name__.replace("_", "-")
+    "program",
+    [add_statement, sub_statement, tensor_statement],
+    ids=lambda p: p.__name__.replace("_", "-"),
 )
 def test_statement_with_operator_traces_whole(program, operand):
     check(program, [(numbers(), OPERANDS[operand](torch.float32))])
@@ -124,7 +122,12 @@ def test_statement_with_operator_traces_whole(program, operand):
 
 @pytest.mark.parametrize(
     "program",
-    [lambda td: -td, lambda td: abs(td), lambda td: ~(td > 3), lambda td: +td if hasattr(td, "__pos__") else -td],
+    [
+        lambda td: -td,
+        lambda td: abs(td),
+        lambda td: ~(td > 3),
+        lambda td: +td if hasattr(td, "__pos__") else -td,
+    ],
     ids=["neg", "abs", "invert", "pos"],
 )
 def test_unary_operator_traces_whole(program):
@@ -181,7 +184,10 @@ def test_order_of_keys_of_second_operand_varies_compiles_once():
         return left + right
 
     orders = [("a", "b", "n"), ("n", "a", "b"), ("b", "n", "a")]
-    check(program, [(td().select(*first), td().select(*second)) for first in orders for second in orders])
+    check(
+        program,
+        [(td().select(*first), td().select(*second)) for first in orders for second in orders],
+    )
 
 
 def test_order_of_nested_keys_varies_compiles_once():

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 from helpers import guards_of
-from variables.checks import check, td, with_extras
 
 import tdcompile
 from tdcompile import TensorDict
+from variables.checks import check, td, with_extras
 
 
 def named(value):
@@ -97,7 +97,7 @@ def test_written_twice_by_the_same_function_compiles_once():
     assert list(first.keys()) == ["a", "b", "n", "z"]
 
 
-# ---- R13, R2: presence ------------------------------------------------------------------------------
+# ---- R13, R2: presence ---------------------------------------------------------------------------
 
 
 def get_or_default(td, x):
@@ -118,7 +118,7 @@ def contains_method(td):
 
 
 def contains_nested(td):
-    return td["a"] + 1 if ("n", "k") in td.keys(True) else td["a"] + 2  # noqa: SIM118
+    return td["a"] + 1 if ("n", "k") in td.keys(True) else td["a"] + 2
 
 
 def try_except(td):
@@ -176,7 +176,7 @@ def test_presence_after_edit_is_answered_by_the_log(program):
     check(program, [*with_extras(), (td(k=torch.zeros(3)),)])
 
 
-# ---- R12: state that a program does not ask for ------------------------------------------------------
+# ---- R12: state that a program does not ask for --------------------------------------------------
 
 
 def add_one(td):
@@ -236,7 +236,7 @@ def test_write_to_locked_raises_as_in_eager(order):
                 assert torch.equal(value["z"], value["a"] + 1)
 
 
-# ---- what a key holds changes ------------------------------------------------------------------------
+# ---- what a key holds changes --------------------------------------------------------------------
 
 
 def pass_on(td):
@@ -295,7 +295,7 @@ def test_non_tensor_read_is_guarded():
     check(read_string, [td(k=text) for text in (*STRINGS, *STRINGS)], graphs=len(STRINGS))
 
 
-# ---- guards ------------------------------------------------------------------------------------------
+# ---- guards --------------------------------------------------------------------------------------
 
 
 def bare_read(a):
@@ -310,7 +310,7 @@ def bare_two(a, b):
     return a + b.unsqueeze(-1)
 
 
-# A write asks for lock, device and the number of batch dimensions (of a torch.Size), and for no key.
+# A write asks for lock, device and the number of batch dimensions (of a torch.Size); for no key.
 WRITE_GUARDS = ["FALSE_MATCH", "LENGTH_CHECK", "NONE_MATCH", "TYPE_MATCH", "TYPE_MATCH"]
 
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from variables.checks import Holder, check, duplicate, outcome_of, same, td, with_extras
 
 import tdcompile
 from tdcompile import TensorDict
+from variables.checks import Holder, check, duplicate, outcome_of, same, td, with_extras
 
 
 def named(value):
@@ -140,7 +140,7 @@ def test_leafwise_result_traces_whole(program):
     check(program, [td(), td(), td().select("n", "b", "a")])
 
 
-# ---- where a tensordict comes from -------------------------------------------------------------------
+# ---- where a tensordict comes from ---------------------------------------------------------------
 
 
 def by_keyword(*, td, x):

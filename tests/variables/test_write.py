@@ -5,9 +5,9 @@ import dis
 import pytest
 import torch
 from torch._dynamo.convert_frame import register_bytecode_hook
-from variables.checks import check, td, with_extras
 
 from tdcompile import TensorDict
+from variables.checks import check, td, with_extras
 
 
 def set_item(td):
