@@ -56,7 +56,7 @@ class KeyPathError(TdcompileError, KeyError):
 
     def __str__(self) -> str:
         # KeyError shows the repr of its argument; a message with quotes in it reads badly that way.
-        return Exception.__str__(self)
+        return "".join(str(argument) for argument in self.args)
 
 
 class InvalidKeyError(KeyPathError, TypeError, RuntimeError):
