@@ -3,19 +3,18 @@
 Key names: :func:`disagreement` (None, or the first difference as text), :func:`minimise`,
 :func:`reproducer` (a script), :class:`Case`.
 
-What is compared after every call: the result and the caller's arguments with key order, values, dtype,
-batch size, names, device and lock; which objects are one and the same, and which are those that the
-caller passed; which tensors share memory; the exception and its message; and which tensordicts can be
-unlocked afterwards.
+What is compared after every call: the result and the caller's arguments with key order, values,
+dtype, batch size, names, device and lock; which objects are one and the same, and which are those
+that the caller passed; which tensors share memory; the exception and its message; and which
+tensordicts can be unlocked afterwards.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -23,11 +22,15 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import tdcompile
 from tdcompile import NonTensorData, TensorDict
 from tests.differential.inputs import Spec
-from tests.differential.programs import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.differential.programs import Program
 
 
-#: Errors that only running an operation shows. Dynamo writes side effects after the graph has run, so
-#: what the program wrote before such an error is lost, with tensordicts as with plain dictionaries.
+#: Errors that only running an operation shows. Dynamo writes side effects after the graph has run,
+#: so what was written before such an error is lost, with tensordicts as with plain dictionaries.
 _RUN_TIME_ERRORS = ("refer to a single memory location",)
 
 
@@ -140,9 +143,14 @@ def _difference(left: Any, right: Any, where: str, backend: str | None) -> str |
                 # AOTAutograd promises values and input mutations; an output that it made may share
                 # less memory with others than in eager.
                 continue
-            if key == "object" and backend not in (None, "eager") and left["kind"] == "tensor":
-                if left[key].startswith("made") and right[key].startswith("made"):
-                    continue
+            if (
+                key == "object"
+                and left["kind"] == "tensor"
+                and backend not in (None, "eager")
+                and left[key].startswith("made")
+                and right[key].startswith("made")
+            ):
+                continue
             name = where if key == "entries" else f"{where}.{key}"
             if where.endswith("entries") or isinstance(key, int):
                 name = f"{where}[{key!r}]"
@@ -185,27 +193,23 @@ def _call(function: Callable[..., Any], spec: Spec) -> Any:
     return seen
 
 
+def _tensordicts(value: Any, found: list[TensorDict]) -> list[TensorDict]:
+    """All tensordicts in a value, each once, the outermost first."""
+    if isinstance(value, TensorDict):
+        if any(value is known for known in found):
+            return found
+        found.append(value)
+        value = value._entries
+    if isinstance(value, (dict, list, tuple)):
+        for entry in value.values() if isinstance(value, dict) else value:
+            _tensordicts(entry, found)
+    return found
+
+
 def _unlocks(value: Any) -> list[str]:
     """Try to unlock every tensordict, the innermost first, and say what came of it."""
-    found: list[Any] = []
-
-    def walk(x: Any) -> None:
-        if isinstance(x, TensorDict):
-            if any(x is known for known in found):
-                return
-            found.append(x)
-            for entry in x._entries.values():
-                walk(entry)
-        elif isinstance(x, dict):
-            for entry in x.values():
-                walk(entry)
-        elif isinstance(x, (list, tuple)):
-            for entry in x:
-                walk(entry)
-
-    walk(value)
     outcomes = []
-    for td in reversed(found):
+    for td in reversed(_tensordicts(value, [])):
         try:
             td.unlock_()
             outcomes.append("unlocked")
@@ -246,13 +250,15 @@ def _first_difference(
         try:
             found = _call(compiled, spec)
         except torch._dynamo.exc.TorchRuntimeError as raised:
-            # What torch itself says of an operation on fake tensors, under another name than eager's.
+            # What torch says of an operation on fake tensors, under another name than in eager.
             if expected["error"] is None:
                 return f"input {number}: the compiler raised {raised}"
             continue
         except Exception as raised:
             lines = [line for line in str(raised).splitlines() if line.strip()]
-            return f"input {number}: the compiler raised {type(raised).__name__}: " + "\n".join(lines[:8])
+            return f"input {number}: the compiler raised {type(raised).__name__}: " + "\n".join(
+                lines[:8]
+            )
         difference = _difference(expected, found, "", case.backend)
         if difference is not None:
             return f"input {number}: {difference}"
@@ -260,7 +266,10 @@ def _first_difference(
 
 
 def compare_calls(
-    program: Callable[..., Any], other: Callable[..., Any], spec: Spec, backend: str | None = "eager"
+    program: Callable[..., Any],
+    other: Callable[..., Any],
+    spec: Spec,
+    backend: str | None = "eager",
 ) -> str | None:
     """The first difference between two functions on fresh arguments of one spec."""
     return _difference(_call(program, spec), _call(other, spec), "", backend)
@@ -281,15 +290,14 @@ def minimise(case: Case, is_bad: Callable[[Case], bool]) -> Case:
 
 def _smaller(case: Case) -> list[Case]:
     program, specs = case.program, case.specs
-    found = []
-    for index in range(len(program.steps)):
-        found.append(replace(case, program=program.without(index)))
+    found = [replace(case, program=program.without(index)) for index in range(len(program.steps))]
     if len(specs) > 1:
-        for index in range(len(specs)):
-            found.append(replace(case, specs=specs[:index] + specs[index + 1 :]))
+        found += [
+            replace(case, specs=specs[:index] + specs[index + 1 :]) for index in range(len(specs))
+        ]
     results = ("None", "p", "q", "out", "out, p", "out, p, q")
-    for result in results[: results.index(program.result) if program.result in results else None]:
-        found.append(replace(case, program=replace(program, result=result)))
+    plainer = results[: results.index(program.result)] if program.result in results else results
+    found += [replace(case, program=replace(program, result=result)) for result in plainer]
     plain = Spec()
     for index, spec in enumerate(specs):
         for name in Spec.__dataclass_fields__:

@@ -8,13 +8,15 @@ Invariant: two runs of one spec make equal arguments with the same objects share
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import tdcompile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _DTYPES = ("float32", "float64", "int64", "float32")
 _BATCHES = ((3,), (4,), (2, 3), (1,), (5,), ())
@@ -45,8 +47,8 @@ class Spec:
         locked: which are locked.
         names: names of the batch dimensions are given.
         device: device of both, or None.
-        leaf: how ``a["a"]`` comes: ``"plain"``, ``"requires grad"``, ``"parameter"``, ``"transposed"``
-            or ``"view"`` (of the memory of ``a["b"]``).
+        leaf: how ``a["a"]`` comes: ``"plain"``, ``"requires grad"``, ``"parameter"``,
+            ``"transposed"`` or ``"view"`` (of the memory of ``a["b"]``).
         seed: of the values.
     """
 
@@ -92,7 +94,9 @@ class Spec:
         for key in keys:
             if key in ("n", "m"):
                 inner = ", ".join(f"{k!r}: {self._leaf(rng, (), self.dtype)}" for k in self.nested)
-                lines.append(f"{name}_{key} = TensorDict({{{inner}}}, {list(self.batch)}{self._rest})")
+                lines.append(
+                    f"{name}_{key} = TensorDict({{{inner}}}, {list(self.batch)}{self._rest})"
+                )
                 items.append(f"{key!r}: {name}_{key}")
             elif key == "str":
                 items.append(f"{key!r}: {rng.choice(['hello', 'world'])!r}")
@@ -173,9 +177,7 @@ VARIATIONS: dict[str, Callable[[Spec, random.Random], Spec]] = {
     "missing nested key": lambda spec, rng: replace(spec, nested=("x",)),
     "shared": _share,
     "same": lambda spec, rng: replace(spec, b="same"),
-    "one in the other": lambda spec, rng: (
-        replace(spec, b="nested") if "n" in spec.keys else spec
-    ),
+    "one in the other": lambda spec, rng: replace(spec, b="nested") if "n" in spec.keys else spec,
     "shares a nested tensordict": lambda spec, rng: (
         replace(spec, b="shares n") if "n" in spec.keys else spec
     ),

@@ -3,9 +3,9 @@
 Key names: :class:`Program` (steps and a result), :func:`make_program` (one for each seed),
 :data:`STEPS` (kind of step -> templates).
 
-A program is ``program(a, b, s, w)``: two tensordicts, a 0-d tensor and a tensor of the batch size of
-`a`. It has the registers ``p`` and ``q`` (tensordicts, at first `a` and `b`), ``v`` (a tensor) and
-``out`` (a list of what was read).
+A program is ``program(a, b, s, w)``: two tensordicts, a 0-d tensor and a tensor of the batch size
+of `a`. It has the registers ``p`` and ``q`` (tensordicts, at first `a` and `b`), ``v`` (a tensor)
+and ``out`` (a list of what was read).
 
 Invariant: a step needs no other step, so that a program which shows a fault can be shortened by
 leaving out any of them.
@@ -18,13 +18,15 @@ import itertools
 import linecache
 import random
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import tdcompile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: What a placeholder of a template may stand for. An alternative may hold placeholders itself.
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -34,7 +36,14 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "K": ('"a"', '"b"', '"a"', '"b"', '"c"', '"d"'),  # read: the last two may be absent
     "H": ('"a"', '"b"', '"n"'),  # there at first
     "W": ('"a"', '"b"', '"c"', '"new"', '"late"'),  # written
-    "P": ('("n", "x")', '("n", "x")', '("n", "y")', '("n", "o")', '("m", "k")', '("n", "deep", "z")'),
+    "P": (
+        '("n", "x")',
+        '("n", "x")',
+        '("n", "y")',
+        '("n", "o")',
+        '("m", "k")',
+        '("n", "deep", "z")',
+    ),
     "V": (
         "{T}.get({H}) * 1",
         '{T}["a"] + 1',
@@ -98,7 +107,7 @@ STEPS: dict[str, tuple[str, ...]] = {
         "{T}[{W}] = {V}",
         "{T}[{W}] = {V}",
         "{T}.set({W}, {V})",
-        'out.append({T}.set({W}, {V}) is {T})',
+        "out.append({T}.set({W}, {V}) is {T})",
         '{T}["str"] = "value"',
         "{T}[{W}] = 1.5",
     ),
@@ -128,7 +137,13 @@ STEPS: dict[str, tuple[str, ...]] = {
         '{T}.set("a", {L}, inplace=True)',
         "{T}.copy_({U})",
     ),
-    "del": ("del {T}[{H}]", "del {T}[{K}]", 'del {T}["n", "x"]', "{T}.del_({H})", 'del {T}["n"]["x"]'),
+    "del": (
+        "del {T}[{H}]",
+        "del {T}[{K}]",
+        'del {T}["n", "x"]',
+        "{T}.del_({H})",
+        'del {T}["n"]["x"]',
+    ),
     "pop": (
         "out.append({T}.pop({H}))",
         "out.append({T}.pop({W}, None))",
@@ -368,7 +383,15 @@ STEPS: dict[str, tuple[str, ...]] = {
         "out.append({T}.names)",
         "{D} = {T}.copy().refine_names('t', ...)",
     ),
-    "alias": ("p = q", "q = p", "p = a", "q = b", "out.append(p)", "out += [p, p]", "out.append({T}['n'])"),
+    "alias": (
+        "p = q",
+        "q = p",
+        "p = a",
+        "q = b",
+        "out.append(p)",
+        "out += [p, p]",
+        "out.append({T}['n'])",
+    ),
     "break": ("torch._dynamo.graph_break()",),
     "batch size": (
         "{T}.batch_size = []",
@@ -526,7 +549,7 @@ def make_program(seed: int, kinds: tuple[str, ...] | None = None, max_steps: int
     """The program of a seed; with `kinds` its steps are of these kinds only."""
     rng = random.Random(seed)
     pool = kinds or tuple(kind for kind in STEPS if kind not in RARE or rng.random() < 0.3)
-    steps = []
-    for _ in range(rng.randint(1, max_steps)):
-        steps.append(fill(rng.choice(STEPS[rng.choice(pool)]), rng))
-    return Program(tuple(steps), rng.choice(RESULTS))
+    steps = tuple(
+        fill(rng.choice(STEPS[rng.choice(pool)]), rng) for _ in range(rng.randint(1, max_steps))
+    )
+    return Program(steps, rng.choice(RESULTS))
