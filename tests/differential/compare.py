@@ -227,6 +227,8 @@ def disagreement(case: Case) -> str | None:
         if case.backend is None:
             return _first_difference(case, program, program)
         with tdcompile.install():
+            # Where install() refuses, the programs would run as with stock PyTorch, and agree.
+            assert tdcompile.is_installed()
             compiled = torch.compile(
                 case.program.build(),
                 backend=CompileCounterWithBackend(case.backend),
