@@ -224,6 +224,19 @@ CONTRACT: list[PrivateName] = [
         needed_by=_DYNAMO,
     ),
     *_names(
+        "torch._dynamo.symbolic_convert",
+        "class InstructionTranslator",
+        "function InstructionTranslatorBase.setup_or_before_with",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
+        "torch._dynamo.variables.ctx_manager",
+        "class GenericContextWrappingVariable(cm_obj)",
+        needed_by=_DYNAMO,
+    ),
+    *_names("torch._dynamo.variables.iter", "class IteratorVariable", needed_by=_DYNAMO),
+    *_names("torch._dynamo.convert_frame", "function has_tensor_in_frame", needed_by=_DYNAMO),
+    *_names(
         "torch._dynamo.variables.builtin",
         "class BuiltinVariable",
         needed_by=_DYNAMO,
@@ -275,6 +288,7 @@ CONTRACT: list[PrivateName] = [
     *_names(
         "torch._guards",
         "class Guard",
+        "class Source",
         needed_by=_DYNAMO,
     ),
     *_names(
@@ -285,14 +299,30 @@ CONTRACT: list[PrivateName] = [
     *_names(
         "torch._dynamo.source",
         "class ChainedSource",
+        "class Source",
         "class DictGetItemSource",
         "class GlobalSource",
         needed_by=_GUARDS,
     ),
     *_names(
         "torch._guards",
+        "class ChainedSource",
+        "class Source",
         "class Guard",
         "class GuardsSet",
+        "class TracingContext",
+        needed_by=_GUARDS,
+    ),
+    *_names(
+        "torch._dynamo.output_graph",
+        "class OutputGraph",
+        "function OutputGraph.call_user_compiler",
+        needed_by=_GUARDS,
+    ),
+    *_names(
+        "torch._dynamo.guards",
+        "function CheckFunctionManager.build_guards",
+        "function recompilation_reason_for_no_tensor_aliasing_guard",
         needed_by=_GUARDS,
     ),
     *_names(

@@ -1,7 +1,7 @@
 """The Dynamo half of the seam: every private ``torch._dynamo`` name that trackers need, by job.
 
 Key names: :func:`install_presence_guard`, :func:`install_key_set_guard`,
-:func:`install_no_alias_guard`, :func:`wrap_input`, :func:`lazy_input`, :func:`call_torch_function`,
+:func:`wrap_input`, :func:`lazy_input`, :func:`call_torch_function`,
 :func:`inline_function`, :func:`raise_in_user_code`, :func:`graph_break`, :func:`reset`.
 
 Invariant: importing this module costs what importing ``torch._dynamo`` costs, so only
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch._dynamo
-from torch._C._dynamo.guards import install_no_tensor_aliasing_guard
+from torch._dynamo import convert_frame
 from torch._dynamo.bytecode_transformation import (
     create_call_function,
     create_call_method,
@@ -37,6 +37,7 @@ from torch._dynamo.source import (
     GlobalSource,
     TypeSource,
 )
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables.base import (
     ValueMutationExisting,
     ValueMutationNew,
@@ -45,8 +46,10 @@ from torch._dynamo.variables.base import (
 from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder, wrap_fx_proxy
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
 from torch._dynamo.variables.dicts import ConstDictVariable
 from torch._dynamo.variables.functions import UserFunctionVariable
+from torch._dynamo.variables.iter import IteratorVariable
 from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.lists import (
     ListVariable,
@@ -60,6 +63,7 @@ from torch._dynamo.variables.user_defined import (
     UserDefinedObjectVariable,
 )
 from torch._guards import Guard, Source
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, statically_known_true
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,10 +75,12 @@ __all__ = [
     "ConstDictVariable",
     "ConstantVariable",
     "DictGetItemSource",
+    "GenericContextWrappingVariable",
     "GetItemSource",
     "GlobalSource",
     "Guard",
     "GuardBuilder",
+    "IteratorVariable",
     "LazyVariableTracker",
     "ListVariable",
     "PyCodegen",
@@ -97,9 +103,12 @@ __all__ = [
     "build",
     "call_torch_function",
     "constant",
+    "convert_frame",
     "create_call_function",
     "create_call_method",
     "create_instruction",
+    "current_translator",
+    "dict_items",
     "graph_break",
     "inline_function",
     "install_absence_guard",
@@ -107,15 +116,17 @@ __all__ = [
     "install_key_set_guard",
     "install_lambda_guard",
     "install_length_guard",
-    "install_no_alias_guard",
     "install_presence_guard",
     "install_type_guard",
+    "is_asked_for",
     "is_new",
     "lazy_input",
     "maybe_mark_dynamic",
+    "nesting",
     "new_mutation",
     "raise_in_user_code",
     "reset",
+    "sizes_equal",
     "skip_frame",
     "track_existing",
     "wrap_fx_proxy",
@@ -164,6 +175,16 @@ def is_new(vt: VariableTracker) -> bool:
     return isinstance(vt.mutation_type, ValueMutationNew)
 
 
+def current_translator() -> Any:
+    """The translator of the frame that is being traced."""
+    return InstructionTranslator.current_tx()
+
+
+def dict_items(vt: VariableTracker) -> dict[Any, VariableTracker]:
+    """The items of an upstream dictionary tracker, by constant key; nothing is guarded."""
+    return {key.vt.as_python_constant(): value for key, value in vt.items.items()}  # type: ignore[attr-defined]
+
+
 def track_existing(tx: Any, value: Any, vt: VariableTracker) -> VariableTracker:
     """Register an input object, so that each path to it gives this one tracker."""
     return tx.output.side_effects.track_mutable(value, vt)  # type: ignore[no-any-return]
@@ -186,12 +207,40 @@ def inline_function(
     return UserFunctionVariable(function).call_function(tx, list(args), dict(kwargs or {}))
 
 
+def sizes_equal(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal; equal symbolic ones get a guard, unbacked are unknown."""
+    if statically_known_true(a == b):
+        return True
+    try:
+        return bool(a == b)
+    except GuardOnDataDependentSymNode:
+        return False
+
+
 def maybe_mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     """Ask for a dynamic dimension without insisting (public, but costs Dynamo's import)."""
     torch._dynamo.maybe_mark_dynamic(tensor, dim)
 
 
 # ---- errors
+def nesting(source: Source, entries: str) -> tuple[Source, tuple[Any, ...]]:
+    """Split a source into what lies outside all tensordicts and the keys that lead inwards.
+
+    Args:
+        source: of a tensordict.
+        entries: the attribute that holds the entries of one.
+    """
+    path: list[Any] = []
+    while (
+        isinstance(source, DictGetItemSource)
+        and isinstance(source.base, AttrSource)
+        and source.base.member == entries
+    ):
+        path.append(source.index)
+        source = source.base.base
+    return source, tuple(reversed(path))
+
+
 # ---------------------------------------------------------------------------------------
 
 
@@ -267,23 +316,6 @@ def install_lambda_guard(source: Source, test: Callable[[Any], bool], text: str)
     install_guard(source.make_guard(create_fn))
 
 
-def _no_alias(builder: Any, guard: Guard, sources: Sequence[Source]) -> None:
-    managers = [builder.get_guard_manager_from_source(source) for source in sources]
-    names = [source.name for source in sources]
-    code = [f"no two of {', '.join(names)} are the same tensordict"]
-    install_no_tensor_aliasing_guard(managers, names, code, None)
-
-
-def install_no_alias_guard(sources: Sequence[Source]) -> None:
-    """Guard that inputs are distinct objects.
-
-    Upstream guards tensors that way, not other objects; a trace that writes to one tensordict and
-    reads another is right only while they are two.
-    """
-    create_fn: Callable[..., Any] = functools.partial(_no_alias, sources=tuple(sources))
-    install_guard(sources[-1].make_guard(create_fn))
-
-
 def type_table(trace_numpy: bool) -> Any:
     """The table type -> builder of trackers, one for each value of ``config.trace_numpy``."""
     return VariableBuilder._type_dispatch_impl(trace_numpy)
@@ -292,6 +324,11 @@ def type_table(trace_numpy: bool) -> Any:
 def id_table() -> Any:
     """The table id(object) -> builder of trackers."""
     return VariableBuilder._id_dispatch()
+
+
+def is_asked_for(code: Any) -> bool:
+    """Whether the program gave this very function to ``torch.compile``."""
+    return code in convert_frame.always_optimize_code_objects  # type: ignore[attr-defined]
 
 
 def sourceless_table() -> Any:

@@ -7,15 +7,17 @@ Checked against torch 2.13.0, 2.14.1 and 2.15.0 (``torch/_guards.py``, ``torch/_
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dynamo.guards as guards_module
+from torch._C._dynamo.guards import install_no_tensor_aliasing_guard
 from torch._dynamo.guards import CheckFunctionManager
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.source import DictGetItemSource, GlobalSource
-from torch._guards import ChainedSource, Guard, GuardsSet, TracingContext
+from torch._guards import ChainedSource, Guard, GuardsSet, Source, TracingContext
 from torch.utils._ordered_set import OrderedSet
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckFunctionManager",
     "OutputGraph",
+    "add_distinct_guard",
     "add_epilogue",
     "build_check",
     "discard",
@@ -32,11 +35,15 @@ __all__ = [
     "is_audited",
     "is_marked",
     "mark_frame",
+    "note_input",
     "request_audit",
+    "require_distinct",
 ]
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MARK = "_tdcompile_tracked"
+_INPUTS = "_tdcompile_inputs"
+_DISTINCT = "_tdcompile_distinct"
 _AUDIT = "_tdcompile_audit"
 
 
@@ -48,6 +55,37 @@ def mark_frame(tx: Any) -> None:
 def is_marked(guards: GuardsSet) -> bool:
     """Whether the frame of these guards has a tensordict in it."""
     return getattr(guards, _MARK, False)
+
+
+def note_input(tx: Any, source: Source) -> None:
+    """Note an input tensordict of the frame being traced."""
+    guards = tx.output.guards
+    mark_frame(tx)
+    setattr(guards, _INPUTS, [*getattr(guards, _INPUTS, ()), source])
+
+
+def require_distinct(tx: Any) -> None:
+    """Guard that the frame's input tensordicts, also those to come, are distinct objects.
+
+    Upstream guards tensors that way, not other objects. A trace that writes to one tensordict and
+    reads another, or that asks whether two are one, is right only while they are two.
+    """
+    setattr(tx.output.guards, _DISTINCT, True)
+
+
+def add_distinct_guard(guards: GuardsSet) -> None:
+    """Add the guard that :func:`require_distinct` asked for, if it did."""
+    sources: list[Source] = list(getattr(guards, _INPUTS, ()))
+    if getattr(guards, _DISTINCT, False) and len(sources) > 1:
+        create_fn: Callable[..., Any] = functools.partial(_distinct, sources=tuple(sources))
+        guards.add(sources[-1].make_guard(create_fn))
+
+
+def _distinct(builder: Any, _: Guard, sources: tuple[Source, ...]) -> None:
+    managers = [builder.get_guard_manager_from_source(source) for source in sources]
+    names = [source.name for source in sources]
+    code = [f"no two of {', '.join(names)} are the same tensordict"]
+    install_no_tensor_aliasing_guard(managers, names, code, None)
 
 
 def request_audit() -> None:

@@ -51,11 +51,7 @@ def _builtins(entries: Sequence[GuardEntry]) -> list[bool]:
 
 
 def _pytree_registry(entries: Sequence[GuardEntry]) -> list[bool]:
-    return [
-        entry.name.endswith(_PYTREE_REGISTRY)
-        and entry.kind in ("DICT_KEYS_MATCH", "DICT_VERSION", "SEQUENCE_LENGTH")
-        for entry in entries
-    ]
+    return [_PYTREE_REGISTRY in entry.name for entry in entries]
 
 
 def _implied_presence(entries: Sequence[GuardEntry]) -> list[bool]:

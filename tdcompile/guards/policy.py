@@ -41,6 +41,7 @@ def _narrowing_init(original: Callable[..., None]) -> Callable[..., None]:
         if not guards or not seam.is_marked(guards):
             original(manager, f_code, output_graph, *args, **kwargs)
             return
+        seam.add_distinct_guard(guards)
         facts = seam.entries_of(guards, GuardEntry)
         verdicts = narrow([entry for _, entry in facts])
         dropped = [(guard, name) for (guard, _), name in zip(facts, verdicts, strict=True) if name]

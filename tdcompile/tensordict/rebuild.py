@@ -48,8 +48,6 @@ def rebuild_tensordict(
     td._names = names
     td._is_locked = False
     td._lock_parents = None
-    td._last_op = None
-    td._open_ops = None
     if is_locked:
         td.lock_()
     return td

@@ -16,6 +16,7 @@ import torch
 from tdcompile._compat import dynamo as seam
 
 if TYPE_CHECKING:
+    from tdcompile.variables.layout import Layout
     from tdcompile.variables.tensordict import TensorDictVariable
 
 __all__ = ["InputField", "InputState"]
@@ -24,13 +25,20 @@ __all__ = ["InputField", "InputState"]
 class InputState:
     """The fields of an input tensordict as they were when the frame began, read on demand."""
 
-    __slots__ = ("_read", "owner", "source", "value")
+    __slots__ = ("_read", "owner", "path", "root", "source", "value")
 
     def __init__(self, owner: TensorDictVariable, value: Any, source: seam.Source) -> None:
         self.owner = owner
         self.value = value
         self.source = source
+        # The tensordict that it is nested in at the outermost, and the keys that lead here.
+        self.root, self.path = seam.nesting(source, owner.layout.entries)
         self._read: dict[str, seam.VariableTracker] = {}
+
+    @property
+    def depth(self) -> int:
+        """The number of tensordicts that it is nested in."""
+        return len(self.path)
 
     def attribute_source(self, field: str) -> seam.Source:
         return seam.AttrSource(self.source, getattr(self.owner.layout, field))
@@ -50,7 +58,8 @@ class InputState:
             if field == "batch_size":
                 found = self._read_batch_size(tx, source)
             else:
-                found = seam.wrap_input(tx, self.peek(field), source)
+                # Lazy: a value that is only handed on is loaded, not guarded.
+                found = seam.lazy_input(self.peek(field), source)
             self._read[field] = found
         return found
 
@@ -61,38 +70,90 @@ class InputState:
 
     def _read_batch_size(self, tx: Any, source: seam.Source) -> seam.VariableTracker:
         sizes = self.peek("batch_size")
-        batch_dims = self.batch_dims()
-        leaf = self._leaf_that_tells(tx, batch_dims) if batch_dims else None
-        if leaf is not None:
-            dims = [leaf.call_method(tx, "size", [seam.constant(i)], {}) for i in range(batch_dims)]
-        else:
-            dims = [
-                seam.wrap_input(tx, sizes[i], seam.GetItemSource(source, i))
-                for i in range(batch_dims)
-            ]
+        dims: list[seam.VariableTracker] = []
+        leaf, num_told = self._leaf_that_tells(tx) if self.batch_dims() else (None, 0)
+        for i in range(len(sizes)):
+            if leaf is not None and i < num_told:
+                dims.append(leaf.call_method(tx, "size", [seam.constant(i)], {}))
+            else:
+                dims.append(seam.wrap_input(tx, sizes[i], seam.GetItemSource(source, i)))
         return seam.SizeVariable(dims)
 
-    def _leaf_that_tells(self, tx: Any, batch_dims: int) -> seam.VariableTracker | None:
-        """A tensor leaf to take sizes from: one that the trace used, else one marked dynamic.
+    def _leaf_that_tells(self, tx: Any) -> tuple[seam.VariableTracker | None, int]:
+        """A tensor leaf to take sizes from, and how many leading ones it tells.
 
-        Sound since every leaf has the batch size as its leading shape (the container's invariant).
+        A leaf that the trace used, of this tensordict, of one nested in it or of one that holds it;
+        else one that is marked dynamic. Sound by the container's invariant: every leaf has the
+        batch size as its leading shape, and a nested batch size begins with its parent's.
         """
+        batch_dims = len(self.peek("batch_size"))
+        found: seam.VariableTracker | None = None
+        num_told = 0
+        for other in self._relatives(tx):
+            told = batch_dims
+            if other.depth < self.depth:
+                told = min(batch_dims, other.batch_dims())
+            if told > num_told:
+                used = other.used_leaf()
+                if used is not None:
+                    found, num_told = used, told
+        if num_told < batch_dims:
+            marked = self.marked_leaf(batch_dims)
+            if marked is not None:
+                found, num_told = marked, batch_dims
+        return found, num_told
+
+    def _relatives(self, tx: Any) -> list[InputState]:
+        """The input tensordicts of this frame on one path with this one, this one first."""
+        others = [
+            state
+            for vt in tx.output.side_effects.id_to_variable.values()
+            if (state := getattr(vt, "input_state", None)) is not None and state is not self
+        ]
+        related = [
+            other
+            for other in others
+            if other.root == self.root
+            and all(a == b for a, b in zip(other.path, self.path, strict=False))
+        ]
+        return [self, *related]
+
+    def used_leaf(self) -> seam.VariableTracker | None:
+        """A tensor entry that the trace has used."""
         state = self.owner.entry_state
-        if state is None:
-            return None
-        for vt in state.entries.values():
+        for vt in () if state is None else state.entries.values():
             if vt.is_realized() and isinstance(vt.realize(), seam.TensorVariable):
                 return vt.realize()
-        for key, value in state.value.items():
-            if isinstance(value, torch.Tensor) and marked_dims(value, batch_dims):
-                found = state.get(key)
-                return None if found is None else found.realize()
         return None
+
+    def marked_leaf(self, batch_dims: int) -> seam.VariableTracker | None:
+        """A tensor entry, here or nested, marked on a batch dimension. Guards: its key path."""
+        td: Any = self.owner
+        for key in _marked_path(self.value, self.owner.layout, batch_dims) or ():
+            td = td.entry_state.get(key).realize()
+        return None if td is self.owner else td
+
+
+def _marked_path(value: Any, layout: Layout, batch_dims: int) -> list[str] | None:
+    """The key path of the first leaf with a mark; looks at the objects, guards nothing."""
+    for key, entry in getattr(value, layout.entries).items():
+        if isinstance(entry, torch.Tensor):
+            if marked_dims(entry, batch_dims):
+                return [key]
+        elif type(entry) is layout.cls:
+            below = _marked_path(entry, layout, batch_dims)
+            if below is not None:
+                return [key, *below]
+    return None
 
 
 def marked_dims(leaf: torch.Tensor, batch_dims: int) -> set[int]:
-    """The batch dimensions of a leaf that ``torch._dynamo.mark_dynamic`` marked."""
-    return {dim for dim in getattr(leaf, "_dynamo_dynamic_indices", ()) if dim < batch_dims}
+    """The batch dimensions of a leaf that are marked dynamic, by the program or by us (weakly)."""
+    marks = {
+        *getattr(leaf, "_dynamo_dynamic_indices", ()),
+        *getattr(leaf, "_dynamo_weak_dynamic_indices", ()),
+    }
+    return {dim for dim in marks if dim < batch_dims}
 
 
 class InputField:

@@ -47,6 +47,7 @@ class Layout:
         lock_references: attribute that refers to the locked tensordicts which hold this one
         (cleared
             when it is unlocked), or nothing.
+        notes: attributes that a trace writes back as they are and that results rarely have.
         bookkeeping: attributes that carry no meaning for a program (weak references of a lock);
             a trace reads them as None and drops writes to them.
         non_tensor: classes of entries that hold a value which is no tensor.
@@ -64,6 +65,7 @@ class Layout:
     shallow_entries: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     may_unlock: Callable[[Any], bool] | None = None
     lock_references: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     bookkeeping: tuple[str, ...] = ()
     non_tensor: tuple[type, ...] = ()
 

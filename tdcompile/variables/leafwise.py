@@ -17,8 +17,6 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from tdcompile._compat import dynamo as seam
 from tdcompile.tensordict.arithmetic import check_inplace_leaf
 from tdcompile.tensordict.leafwise import (
@@ -34,18 +32,15 @@ if TYPE_CHECKING:
 
 __all__ = ["OPERATORS", "entry_kind", "method", "operator_call", "torch_function"]
 
-_INPLACE_FUNCTIONS = {
-    f"__{name}__": getattr(operator, name)
-    for name in ("iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor", "imod")
-}
-
 #: function of the ``operator`` module (or ``abs``) -> row and whether it writes in place.
 OPERATORS: dict[Any, tuple[LeafwiseOp, bool]] = {}
 for _op in LEAFWISE_OPS:
     if _op.operator_function is not None:
         OPERATORS[_op.operator_function] = (_op, False)
-    if _op.inplace_operator is not None:
-        OPERATORS[_INPLACE_FUNCTIONS[_op.inplace_operator]] = (_op, True)
+        # Where the row has no augmented form, Python falls back to the plain operator.
+        _augmented = getattr(operator, f"i{_op.operator_function.__name__.strip('_')}", None)
+        if _augmented is not None:
+            OPERATORS[_augmented] = (_op, _op.inplace_operator is not None)
 OPERATORS[operator.neg] = (LEAFWISE_BY_NAME["neg"], False)
 OPERATORS[operator.invert] = (LEAFWISE_BY_NAME["bitwise_not"], False)
 OPERATORS[abs] = (LEAFWISE_BY_NAME["abs"], False)
@@ -99,6 +94,8 @@ def operator_call(tx: Any, function: Any, args: Sequence[Any]) -> seam.VariableT
     """A Python operator with a tensordict on at least one side."""
     op, inplace = OPERATORS[function]
     operands = [arg.realize() for arg in args]
+    if function is operator.eq and tx.current_instruction.opname == "CONTAINS_OP":
+        return _is_element(tx, *operands)
     if inplace and isinstance(operands[0], TensorDictVariable):
         result = _combine_inplace(tx, op, operands, {})
     else:
@@ -111,6 +108,14 @@ def operator_call(tx: Any, function: Any, args: Sequence[Any]) -> seam.VariableT
 
         result = _combine(tx, op, operands, call)
     return result if result is not None else _by_protocol(tx, op, operands, inplace)
+
+
+def _is_element(tx: Any, left: Any, right: Any) -> seam.VariableTracker:
+    """``td in [...]`` compares identities first, then asks ``==`` for its truth value."""
+    if left is right:
+        return seam.constant(True)
+    answer = _by_protocol(tx, LEAFWISE_BY_NAME["eq"], [left, right], inplace=False)
+    return seam.build(tx, bool).call_function(tx, [answer], {})
 
 
 def torch_function(
@@ -217,13 +222,10 @@ def _is_number(vt: Any) -> bool:
 
 
 def _same_sizes(left: Sequence[Any], right: Sequence[Any]) -> bool:
-    """Whether two shapes are known to be equal, without a new guard."""
-    if len(left) != len(right):
-        return False
-    for a, b in zip(left, right, strict=True):
-        if not torch.fx.experimental.symbolic_shapes.statically_known_true(a == b):
-            return False
-    return True
+    """Whether two shapes are equal. Guards: symbolic sizes that are equal now stay equal."""
+    return len(left) == len(right) and all(
+        seam.sizes_equal(a, b) for a, b in zip(left, right, strict=True)
+    )
 
 
 def _plan(tx: Any, operands: list[Any]) -> list[_Operand] | None:
@@ -398,23 +400,23 @@ def _combine(tx: Any, op: LeafwiseOp, operands: list[Any], call: Call) -> Tensor
     keeps_lock = op.keeps_lock and all(
         operand.is_tensordict or _is_number(operand.vt) for operand in plan
     )
-    return _emit(tx, rows, call, keeps_lock)
+    # The lock of the root is that of the whole result, whatever nested operands have.
+    return _emit(
+        tx, rows, call, rows[0].fields["is_locked"] if keeps_lock else seam.constant(False)
+    )
 
 
 def _emit(
-    tx: Any, rows: tuple[TensorDictVariable, list[Any]], call: Call, keeps_lock: bool
+    tx: Any, rows: tuple[TensorDictVariable, list[Any]], call: Call, is_locked: Any
 ) -> TensorDictVariable:
     td, entries = rows
     storage: StorageVariable = td.storage.snapshot()
     for key, _, row in entries:
-        if row is None:
-            continue
-        storage.set(
-            tx, key, call(row) if isinstance(row, list) else _emit(tx, row, call, keeps_lock)
-        )
+        if row is not None:
+            value = call(row) if isinstance(row, list) else _emit(tx, row, call, is_locked)
+            storage.set(tx, key, value)
     result = td.with_entries(storage)
-    if not keeps_lock:
-        result.fields["is_locked"] = seam.constant(False)
+    result.fields["is_locked"] = is_locked
     return result
 
 

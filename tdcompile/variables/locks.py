@@ -30,8 +30,10 @@ def lock(td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, Any
     """``td.lock_()``: returns the tensordict."""
     if args or kwargs or td.layout.may_unlock is None:
         return None
-    if not _is_locked(td, tx):
+    was_locked = _is_locked(td, tx)
+    if not was_locked:
         _lock(td, tx)
+    _note(td, tx, "lock_", was_locked)
     return td
 
 
@@ -49,6 +51,7 @@ def unlock(td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, A
     if args or kwargs or may_unlock is None:
         return None
     if not _is_locked(td, tx):
+        _note(td, tx, "unlock_", False)
         return td
     tree = list(_tree(td, tx))
     for node in tree:
@@ -61,7 +64,14 @@ def unlock(td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, A
     for node in tree:
         node.write_field(tx, "is_locked", seam.constant(False))
         node.locked_by.clear()
+    _note(td, tx, "unlock_", True)
     return td
+
+
+def _note(td: TensorDictVariable, tx: Any, name: str, was_locked: bool) -> None:
+    """What ``with`` would undo; the eager methods note the same."""
+    op = [seam.constant(part) for part in (name, None, was_locked)]
+    td.call_method(tx, "__setattr__", [seam.constant("_last_op"), seam.TupleVariable(op)], {})
 
 
 def _guard_unheld(

@@ -12,14 +12,14 @@ from typing import Any
 
 from tdcompile._compat import dynamo as seam
 from tdcompile._compat.exceptions import FrameConverter, Translator
-from tdcompile._compat.guards import mark_frame
+from tdcompile._compat.guards import mark_frame, note_input
 from tdcompile.patching import Patch, PatchSet, TablePatch
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.leafwise import LeafwiseOp
 from tdcompile.tensordict.nontensor import NonTensorData
 from tdcompile.tensordict.rebuild import may_unlock, rebuild_tensordict, shallow_entries
 from tdcompile.tensordict.reductions import ReductionOp
-from tdcompile.variables import errors, leafwise, replay
+from tdcompile.variables import contexts, errors, frames, leafwise, replay
 from tdcompile.variables.breaks import skip_frame
 from tdcompile.variables.layout import FIELDS, Layout
 from tdcompile.variables.tensordict import TensorDictClassVariable, TensorDictVariable
@@ -39,7 +39,8 @@ OWN_LAYOUT = Layout(
     shallow_entries=shallow_entries,
     may_unlock=may_unlock,
     lock_references=("_lock_parents",),
-    bookkeeping=("_lock_parents", "_last_op", "_open_ops"),
+    notes=("_last_op", "_open_ops"),
+    bookkeeping=("_lock_parents",),
     non_tensor=(NonTensorData,),
 )
 
@@ -52,6 +53,10 @@ _FOREIGN: dict[type, tuple[Layout, PatchSet]] = {}
 def registered_layouts() -> tuple[Layout, ...]:
     """The layouts that are served now: ours, and those that were registered."""
     return (OWN_LAYOUT, *(layout for layout, _ in _FOREIGN.values()))
+
+
+def _served_classes() -> list[type]:
+    return [layout.cls for layout in registered_layouts()]
 
 
 def register(layout: Layout) -> None:
@@ -93,7 +98,7 @@ def _build_instance(
     if not all(hasattr(value, getattr(layout, name)) for name in ("entries", *FIELDS)):
         skip_frame("tdcompile: tensordict under construction", builder.source.name)
     seam.install_type_guard(builder.source)
-    mark_frame(builder.tx)
+    note_input(builder.tx, builder.source)
     return seam.track_existing(
         builder.tx, value, TensorDictVariable(value, layout, source=builder.source)
     )
@@ -208,6 +213,29 @@ def patches() -> tuple[PatchSet, ...]:
                 ),
             ],
             after=(seam.clear_handler_cache,),
+        ),
+        PatchSet(
+            "frames",
+            [
+                Patch(
+                    target=Translator,
+                    name="setup_or_before_with",
+                    wrap=contexts.setup_with,
+                    reason="a tensordict that a method returned can stand after `with`",
+                    upstream="pytorch/pytorch#141964",
+                    test="tests/variables/test_fields.py",
+                    remove_when="Dynamo enters any object with __enter__ and __exit__",
+                ),
+                Patch(
+                    target=seam.convert_frame,
+                    name="has_tensor_in_frame",
+                    wrap=lambda original: frames.has_tensor_in_frame(original, _served_classes),
+                    reason="a frame that holds tensors in tensordicts only is worth a trace, too",
+                    upstream="torch/_dynamo/convert_frame.py",
+                    test="tests/variables/test_graph_break.py",
+                    remove_when="Dynamo asks registered classes whether they hold tensors",
+                ),
+            ],
         ),
         PatchSet(
             "errors",

@@ -14,6 +14,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from tdcompile._compat import dynamo as seam
+from tdcompile._compat.guards import require_distinct
 from tdcompile.variables.fields import InputField
 from tdcompile.variables.layout import FIELDS
 from tdcompile.variables.tensordict import TensorDictVariable, push_field
@@ -34,7 +35,8 @@ def codegen_update_mutated(original: Callable[..., Any]) -> Callable[..., Any]:
         ours = [vt for vt in modified if isinstance(vt, TensorDictVariable)]
         if not ours:
             return original(side_effects, codegen, *args, **kwargs)
-        _guard_distinct(side_effects, codegen.tx)
+        # One of the tensordicts is written, so what the others are read for depends on it.
+        require_distinct(codegen.tx)
         replays = [_Replay(vt, codegen) for vt in ours]
         # Upstream has no branch for our trackers; it sees the others only.
         side_effects._get_modified_vars = lambda: [vt for vt in modified if vt not in ours]
@@ -49,19 +51,6 @@ def codegen_update_mutated(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return replacement
-
-
-def _guard_distinct(side_effects: Any, tx: Any) -> None:
-    """Guard that the frame's tensordicts are distinct objects, since one of them is written."""
-    inputs = [
-        vt.input_state.source
-        for vt in side_effects.id_to_variable.values()
-        if isinstance(vt, TensorDictVariable) and vt.input_state is not None
-    ]
-    seen = getattr(tx.output, "_tdcompile_distinct", None)
-    if len(inputs) > 1 and seen != len(inputs):
-        tx.output._tdcompile_distinct = len(inputs)
-        seam.install_no_alias_guard(inputs)
 
 
 class _Replay:
@@ -100,6 +89,9 @@ class _Replay:
             else:
                 name = _store(codegen, functools.partial(push_field, codegen, value))
                 self.fields.append((getattr(td.layout, field), name))
+
+        for name, note in td.notes.items():
+            self.fields.append((name, _store(codegen, functools.partial(codegen, note))))
 
     def _plan_lock(self, td: TensorDictVariable, is_locked: bool) -> None:
         assert td.input_state is not None

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from tdcompile._compat import dynamo as seam
 from tdcompile._compat.slots import HookMixin
+from tdcompile.variables.views import EntriesIteratorVariable, EntriesViewVariable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -82,11 +83,13 @@ class CloneNested:
     """How a shallow copy copies nested tensordicts.
 
     Attributes:
-        clone: tracker of an entry -> tracker of its copy, or the same tracker for a leaf.
+        clone: tracker of an entry -> tracker of a copy as it is now, or the same for a leaf.
+        clone_at_entry: the same, of an input's entry as it was when the frame began.
         at_run_time: importable function, ``dict`` of entries -> new ``dict``, for the rest.
     """
 
     clone: Callable[[seam.VariableTracker], seam.VariableTracker]
+    clone_at_entry: Callable[[seam.VariableTracker], seam.VariableTracker]
     at_run_time: Callable[[dict[str, Any]], dict[str, Any]]
 
 
@@ -110,6 +113,7 @@ class StorageVariable(HookMixin, seam.VariableTracker):
         "base",
         "cleared",
         "clone_nested",
+        "known_alias_items",
         "notify",
         *seam.VariableTracker._nonvar_fields,
     }
@@ -122,6 +126,7 @@ class StorageVariable(HookMixin, seam.VariableTracker):
         notify: Callable[[Any], None] | None = None,
         values: dict[str, seam.VariableTracker] | None = None,
         clone_nested: CloneNested | None = None,
+        alias: Any = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -133,15 +138,24 @@ class StorageVariable(HookMixin, seam.VariableTracker):
         # Upstream's walk over live values looks into dictionaries of trackers, not into Edit
         # records.
         self.values: dict[str, seam.VariableTracker] = {} if values is None else values
+        # A dictionary of the traced program that became this storage and may still be used under
+        # its own name, and its items as both sides last agreed on them.
+        self.alias = alias
+        self.known_alias_items: dict[str, seam.VariableTracker] = (
+            {} if alias is None else seam.dict_items(alias)
+        )
         # Set where this is a shallow copy whose nested tensordicts are copies, too.
         self.clone_nested = clone_nested
 
     @classmethod
-    def of_items(cls, items: dict[str, seam.VariableTracker]) -> StorageVariable:
-        """A dictionary made in the trace, with exactly these items."""
+    def of_items(
+        cls, items: dict[str, seam.VariableTracker], alias: seam.VariableTracker | None = None
+    ) -> StorageVariable:
+        """A dictionary made in the trace, with these items; `alias` is the program's own."""
         return cls(
+            alias=alias,
             edits={key: Edit(value) for key, value in items.items()},
-            values=dict(items),
+            values={key: value for key, value in items.items() if not _is_unread(value)},
             mutation_type=seam.new_mutation(),
         )
 
@@ -154,27 +168,51 @@ class StorageVariable(HookMixin, seam.VariableTracker):
     def _rest(self) -> EntryState | None:
         return None if self.cleared else self.base
 
+    def _sync(self) -> None:
+        """Take over what the program did to the dictionary under its own name."""
+        if self.alias is None:
+            return
+        now = seam.dict_items(self.alias)
+        known = self.known_alias_items
+        if list(now) == list(known) and all(now[key] is known[key] for key in now):
+            return
+        # Made in the trace, so the dictionary is its edits and nothing else.
+        self.edits.clear()
+        self.values.clear()
+        for key, value in now.items():
+            self._record(key, Edit(value))
+        self.known_alias_items = now
+
+    def _tell_alias(self, tx: Any, method: str, *args: seam.VariableTracker) -> None:
+        if self.alias is not None:
+            self.alias.call_method(tx, method, list(args), {})
+            self.known_alias_items = seam.dict_items(self.alias)
+
     def contains(self, key: str) -> bool:
+        self._sync()
         edit = self.edits.get(key)
         if edit is not None:
             return edit.value is not None
         return self._rest is not None and self._rest.contains(key)
 
     def get(self, key: str) -> seam.VariableTracker | None:
+        self._sync()
         edit = self.edits.get(key)
         if edit is not None:
             return edit.value
         found = None if self._rest is None else self._rest.get(key)
         if found is not None and self.clone_nested is not None:
-            copied = self.clone_nested.clone(found)
+            # What the trace did to the original since is not in the copy: it was not looked at
+            # when the copy was made, so it was then as at the start of the frame.
+            copied = self.clone_nested.clone_at_entry(found)
             if copied is not found:
                 # From now on this copy is what the key holds; it keeps the key's place.
-                self.edits[key] = Edit(copied)
-                self.values[key] = copied
+                self._record(key, Edit(copied))
             return copied
         return found
 
     def keys(self, tx: Any, *, ordered: bool) -> list[str]:
+        self._sync()
         kept = [] if self._rest is None else self._rest.keys(tx, ordered=ordered)
         edits = self.edits
         stay = [
@@ -200,8 +238,8 @@ class StorageVariable(HookMixin, seam.VariableTracker):
             edit.value = value
         else:
             edit = Edit(value)
-        self.edits[key] = edit
-        self.values[key] = value
+        self._record(key, edit)
+        self._tell_alias(tx, "__setitem__", seam.constant(key), value)
 
     def delete(self, tx: Any, key: str) -> bool:
         """Delete one key; False (and nothing done) if it is absent. Guards: its presence."""
@@ -221,6 +259,7 @@ class StorageVariable(HookMixin, seam.VariableTracker):
             and not (rest.is_complete and key not in rest.value)
         ):
             self.edits[key] = Edit(None)
+        self._tell_alias(tx, "__delitem__", seam.constant(key))
         return True
 
     def clear(self, tx: Any) -> None:
@@ -228,6 +267,7 @@ class StorageVariable(HookMixin, seam.VariableTracker):
         self.cleared = True
         self.edits.clear()
         self.values.clear()
+        self._tell_alias(tx, "clear")
 
     def assign(self, tx: Any, other: StorageVariable) -> None:
         """Take over the content of `other`: what ``self._entries = other`` means."""
@@ -235,9 +275,11 @@ class StorageVariable(HookMixin, seam.VariableTracker):
         self.clear(tx)
         for key, value in items.items():
             self.set(tx, key, value)
+        self.alias, self.known_alias_items = other.alias, other.known_alias_items
 
     def snapshot(self) -> StorageVariable:
         """A new dictionary with the content of this one; the rest stays symbolic. Guards: none."""
+        self._sync()
         return StorageVariable(
             base=self.base,
             edits={key: Edit(edit.value, edit.moved) for key, edit in self.edits.items()},
@@ -251,12 +293,28 @@ class StorageVariable(HookMixin, seam.VariableTracker):
         """A snapshot whose nested tensordicts are copies. Guards: none until a key is read."""
         copied = self.snapshot()
         copied.clone_nested = clone_nested
-        for key, edit in copied.edits.items():
+        for key, edit in self.edits.items():
             if edit.value is not None:
-                edit.value = copied.values[key] = clone_nested.clone(edit.value)
+                copied._record(key, Edit(clone_nested.clone(edit.value), edit.moved))
+        if self.clone_nested is None and self._rest is not None:
+            # Those that the trace has in hand may be edited already, and may be from now on.
+            for key, entry in self._rest.entries.items():
+                if key not in self.edits and entry.is_realized():
+                    value = clone_nested.clone(entry)
+                    if value is not entry:
+                        copied._record(key, Edit(value))
         return copied
 
+    def _record(self, key: str, edit: Edit) -> None:
+        self.edits[key] = edit
+        value = edit.value
+        if value is None or _is_unread(value):
+            self.values.pop(key, None)
+        else:
+            self.values[key] = value
+
     def _before_edit(self, tx: Any) -> None:
+        self._sync()
         if self.notify is not None:
             self.notify(tx)
 
@@ -307,13 +365,10 @@ class StorageVariable(HookMixin, seam.VariableTracker):
         return seam.constant(bool(self.keys(tx, ordered=False)))
 
     def iter_hook(self, tx: Any) -> seam.VariableTracker:
-        return seam.build(tx, iter).call_function(tx, [self._keys_tuple(tx)], {})
+        return EntriesIteratorVariable(self, "keys", self.keys(tx, ordered=True))
 
     def unpack_var_sequence(self, tx: Any) -> list[seam.VariableTracker]:
         return [seam.constant(key) for key in self.keys(tx, ordered=True)]
-
-    def _keys_tuple(self, tx: Any) -> seam.VariableTracker:
-        return seam.TupleVariable(self.unpack_var_sequence(tx))
 
     def is_hashable(self) -> bool:
         return False
@@ -322,6 +377,7 @@ class StorageVariable(HookMixin, seam.VariableTracker):
 
     def reconstruct(self, codegen: seam.PyCodegen) -> None:
         """Push a new ``dict`` with this content: base, then deletions, then sets in log order."""
+        self._sync()
         rest = self._rest
         sets = {key: edit.value for key, edit in self.edits.items() if edit.value is not None}
         gone = [key for key, edit in self.edits.items() if edit.value is None or edit.moved]
@@ -376,6 +432,10 @@ class StorageVariable(HookMixin, seam.VariableTracker):
         codegen.clear_tos()
 
 
+def _is_unread(vt: seam.VariableTracker) -> bool:
+    return isinstance(vt, seam.LazyVariableTracker) and not vt.is_realized()
+
+
 def _key(tx: Any, vt: seam.VariableTracker) -> str:
     return vt.as_python_constant()  # type: ignore[no-any-return]
 
@@ -416,17 +476,8 @@ def _setdefault(storage: StorageVariable, tx: Any, key: Any, *default: Any) -> s
     return value
 
 
-def _items(storage: StorageVariable, tx: Any) -> seam.VariableTracker:
-    return seam.TupleVariable(
-        [
-            seam.TupleVariable([seam.constant(key), value])
-            for key, value in storage.items(tx, ordered=True)
-        ]
-    )
-
-
-def _values(storage: StorageVariable, tx: Any) -> seam.VariableTracker:
-    return seam.TupleVariable([value for _, value in storage.items(tx, ordered=True)])
+def _view(kind: str) -> Callable[..., seam.VariableTracker]:
+    return lambda storage, tx: EntriesViewVariable(storage, kind)
 
 
 def items_of_mapping(tx: Any, mapping: seam.VariableTracker) -> dict[str, seam.VariableTracker]:
@@ -463,11 +514,11 @@ _DICT_METHODS: dict[str, Callable[..., seam.VariableTracker]] = {
     "clear": _clear,
     "copy": lambda storage, tx: storage.snapshot(),
     "get": _get,
-    "items": _items,
-    "keys": StorageVariable._keys_tuple,
+    "items": _view("items"),
+    "keys": _view("keys"),
     "pop": _pop,
     "popitem": _popitem,
     "setdefault": _setdefault,
     "update": _update,
-    "values": _values,
+    "values": _view("values"),
 }

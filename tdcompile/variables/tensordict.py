@@ -9,6 +9,7 @@ the tracker as ``self`` unless ``methods.py`` answers a call natively.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tdcompile._compat import dynamo as seam
+from tdcompile._compat.guards import require_distinct
 from tdcompile._compat.slots import HookMixin
 from tdcompile.variables.calls import BoundCallVariable, NativeCallVariable
 from tdcompile.variables.fields import InputField, InputState, marked_dims
@@ -23,7 +25,7 @@ from tdcompile.variables.layout import FIELDS, Layout
 from tdcompile.variables.storage import CloneNested, EntryState, StorageVariable, items_of_mapping
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 __all__ = ["TensorDictClassVariable", "TensorDictVariable"]
 
@@ -37,11 +39,13 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
     """
 
     _nonvar_fields = {  # noqa: RUF012 - upstream's convention
+        "fields",
         "layout",
         "input_state",
         "entry_state",
         "is_modified",
         "locked_by",
+        "notes",
         *seam.UserDefinedObjectVariable._nonvar_fields,
     }
 
@@ -53,13 +57,15 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
         fields: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        for name in ("input_state", "entry_state", "is_modified", "locked_by"):
+        for name in ("input_state", "entry_state", "is_modified", "locked_by", "notes"):
             kwargs.pop(name, None)
         super().__init__(value, **kwargs)
         self.layout = layout
         self.is_modified = False
         # The tensordicts that locked this one in the trace.
         self.locked_by: list[TensorDictVariable] = []
+        # Attribute -> tracker, for what the layout calls notes.
+        self.notes: dict[str, seam.VariableTracker] = {}
         self.input_state: InputState | None = None
         self.entry_state: EntryState | None = None
         if self.source is not None and storage is None:
@@ -94,12 +100,40 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
         """
         if self.layout.shallow_entries is None:
             return None
-        clone_nested = CloneNested(self._clone_entry, self.layout.shallow_entries)
-        copied = self.with_entries(self.storage.shallow_copy(clone_nested))
+        tx = seam.current_translator()
+        if any(vt.is_modified and vt is not self for vt in tracked_inputs(tx)):
+            # A nested tensordict that was not looked at may be one that the trace has edited.
+            for _, entry in list(self.storage.items(tx, ordered=False)):
+                if isinstance(entry, seam.LazyVariableTracker) and not entry.is_realized():
+                    seam.install_type_guard(entry.source)
+                    if entry.peek_type() is self.layout.cls:
+                        entry.realize()
+        copied = self.with_entries(self.storage.shallow_copy(self._clone_nested()))
         copied.fields["is_locked"] = seam.constant(False)
         return copied
 
-    def _clone_entry(self, entry: seam.VariableTracker) -> seam.VariableTracker:
+    def _copy_at_entry(self) -> TensorDictVariable:
+        """The same of an input as it was when the frame began."""
+        assert self.input_state is not None
+        storage = StorageVariable(base=self.entry_state).shallow_copy(self._clone_nested())
+        storage.edits.clear()
+        storage.values.clear()
+        fields = {field: InputField(self.input_state, field) for field in FIELDS}
+        return self.new(self.layout, storage, {**fields, "is_locked": seam.constant(False)})
+
+    def _clone_nested(self) -> CloneNested:
+        assert self.layout.shallow_entries is not None
+        return CloneNested(
+            functools.partial(self._clone_entry, copy=TensorDictVariable.shallow_copy),
+            functools.partial(self._clone_entry, copy=TensorDictVariable._copy_at_entry),
+            self.layout.shallow_entries,
+        )
+
+    def _clone_entry(
+        self,
+        entry: seam.VariableTracker,
+        copy: Callable[[TensorDictVariable], TensorDictVariable | None],
+    ) -> seam.VariableTracker:
         if isinstance(entry, seam.LazyVariableTracker) and not entry.is_realized():
             # Whether it is copied depends on its type, also where nothing else is read of it.
             seam.install_type_guard(entry.source)
@@ -107,18 +141,27 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
                 return entry
         entry = entry.realize()
         if isinstance(entry, TensorDictVariable):
-            return entry.shallow_copy() or entry
+            return copy(entry) or entry
         return entry
 
     # ---- state ----------------------------------------------------------------------------------
 
     def read_field(self, tx: Any, field: str) -> seam.VariableTracker:
-        found = self.fields.get(field)
+        found = self._field(field)
         if isinstance(found, InputField):
             return found.read(tx)
         if found is None:
             seam.raise_in_user_code(tx, AttributeError, getattr(self.layout, field))
         return found  # type: ignore[no-any-return]
+
+    def _field(self, field: str) -> Any:
+        """The field's tracker or InputField; a constant of the class where no one set it."""
+        found = self.fields.get(field)
+        if found is None:
+            default = inspect.getattr_static(self.layout.cls, getattr(self.layout, field), _MISSING)
+            if default is None or isinstance(default, (bool, str, tuple)):
+                found = seam.constant(default)
+        return found
 
     def write_field(self, tx: Any, field: str, value: seam.VariableTracker) -> None:
         self._before_change(tx)
@@ -134,6 +177,12 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
         tx.output.side_effects.mutation(self)
         self.is_modified = True
 
+    def get_real_python_backed_value(self) -> object:
+        """The object, where upstream decides ``is``: distinct now must be distinct at each call."""
+        if self.input_state is not None:
+            require_distinct(seam.current_translator())
+        return super().get_real_python_backed_value()
+
     def is_base_vt_modified(self, side_effects: Any) -> bool:
         return self.is_modified
 
@@ -146,6 +195,8 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
         field = layout.field_of(name)
         if field is not None:
             return self.read_field(tx, field)
+        if name in layout.notes:
+            return self._read_note(tx, name)
         if name in layout.bookkeeping:
             return seam.constant(None)
         if name == "__class__":
@@ -173,7 +224,12 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
 
     def call_obj_hasattr(self, tx: Any, name: str) -> Any:
         layout = self.layout
-        known = {layout.entries, *layout.bookkeeping, *(getattr(layout, f) for f in FIELDS)}
+        known = {
+            layout.entries,
+            *layout.notes,
+            *layout.bookkeeping,
+            *(getattr(layout, f) for f in FIELDS),
+        }
         if name in known or inspect.getattr_static(layout.cls, name, _MISSING) is not _MISSING:
             return seam.constant(True)
         if layout.is_trusted:
@@ -187,6 +243,9 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
             self._assign_entries(tx, value)
         elif field is not None:
             self.write_field(tx, field, value)
+        elif name in layout.notes:
+            self._before_change(tx)
+            self.notes[name] = value
         elif name in layout.bookkeeping:
             pass
         else:
@@ -200,10 +259,19 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
             return seam.inline_function(tx, attribute.fset, [self, value])
         return seam.constant(None)
 
+    def _read_note(self, tx: Any, name: str) -> seam.VariableTracker:
+        note = self.notes.get(name)
+        if note is not None:
+            return note
+        if self.input_state is None or not hasattr(self.input_state.value, name):
+            return seam.constant(None)
+        source = seam.AttrSource(self.input_state.source, name)
+        return seam.wrap_input(tx, getattr(self.input_state.value, name), source)
+
     def _assign_entries(self, tx: Any, value: seam.VariableTracker) -> None:
         value = value.realize()
         if not isinstance(value, StorageVariable):
-            value = StorageVariable.of_items(items_of_mapping(tx, value))
+            value = StorageVariable.of_items(items_of_mapping(tx, value), _own_dict(value))
         if self.input_state is not None:
             self.storage.assign(tx, value)
             return
@@ -268,6 +336,16 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
             return self.call_method(tx, "__delitem__", [key], {})
         return self.call_method(tx, "__setitem__", [key, value], {})
 
+    def richcompare_hook(
+        self, tx: Any, other: seam.VariableTracker, op: str
+    ) -> seam.VariableTracker:
+        # Operators are answered before they come here; this is a list or a tuple that compares its
+        # elements, and that asks the answer for its truth value.
+        answer = self.call_method(tx, op, [other], {})
+        if answer.is_constant_match(NotImplemented):
+            return answer
+        return seam.build(tx, bool).call_function(tx, [answer], {})
+
     def contains_hook(self, tx: Any, item: seam.VariableTracker) -> seam.VariableTracker:
         return self.call_method(tx, "__contains__", [item], {})
 
@@ -292,9 +370,38 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
         )
         codegen(self.storage)
         for field in FIELDS:
-            push_field(codegen, self.fields[field])
+            push_field(codegen, self._field(field))
         codegen.extend_output(seam.create_call_function(1 + len(FIELDS), False))
+        for name, note in self.notes.items():
+            if _refers_to(note, self):
+                # What `with` would undo on itself cannot be made before the object is.
+                continue
+            codegen.append_output(seam.create_instruction("COPY", arg=1))
+            codegen.clear_tos()
+            codegen(note)
+            codegen.append_output(seam.create_instruction("SWAP", arg=2))
+            codegen.append_output(seam.create_instruction("STORE_ATTR", argval=name))
         codegen.clear_tos()
+
+
+def tracked_inputs(tx: Any) -> list[TensorDictVariable]:
+    """The input tensordicts that the frame has touched."""
+    return [
+        vt
+        for vt in tx.output.side_effects.id_to_variable.values()
+        if isinstance(vt, TensorDictVariable) and vt.input_state is not None
+    ]
+
+
+def _refers_to(vt: seam.VariableTracker, target: seam.VariableTracker) -> bool:
+    found = []
+    seam.VariableTracker.visit(lambda part: found.append(part) if part is target else None, vt)
+    return bool(found)
+
+
+def _own_dict(value: seam.VariableTracker) -> seam.VariableTracker | None:
+    """A dictionary of the traced program that could go on being used under its own name."""
+    return value if isinstance(value, seam.ConstDictVariable) and seam.is_new(value) else None
 
 
 def spread_dynamic_marks(value: Any, layout: Layout) -> None:
@@ -325,6 +432,8 @@ def push_field(codegen: seam.PyCodegen, value: Any) -> None:
     """Push one field: from the tensordict it came from, as a constant, or rebuilt."""
     if isinstance(value, InputField):
         value.push(codegen)
+    elif isinstance(value, seam.LazyVariableTracker) and not value.is_realized():
+        codegen(value)
     elif value.is_python_constant():
         # A torch.Size or a device as a constant of the code object: no call to make it again.
         codegen.append_output(codegen.create_load_const_unchecked(value.as_python_constant()))
@@ -362,7 +471,7 @@ class TensorDictClassVariable(HookMixin, seam.UserDefinedClassVariable):
     ) -> seam.VariableTracker:
         entries = entries.realize()
         if not isinstance(entries, StorageVariable):
-            entries = StorageVariable.of_items(items_of_mapping(tx, entries))
+            entries = StorageVariable.of_items(items_of_mapping(tx, entries), _own_dict(entries))
         none = seam.constant(None)
         fields = {
             "batch_size": batch_size,
@@ -375,10 +484,10 @@ class TensorDictClassVariable(HookMixin, seam.UserDefinedClassVariable):
     def getattr_hook(self, tx: Any, name: str) -> seam.VariableTracker:
         if name == self.layout.from_entries:
             return NativeCallVariable(self._from_entries)
+        attribute = inspect.getattr_static(self.layout.cls, name, None)
+        if isinstance(attribute, classmethod):
+            return BoundCallVariable(self, name)
         if self.layout.is_trusted:
-            attribute = inspect.getattr_static(self.layout.cls, name, None)
-            if isinstance(attribute, classmethod):
-                return BoundCallVariable(self, name)
             function = getattr(attribute, "__func__", attribute)
             if isinstance(function, types.FunctionType):
                 return seam.UserFunctionVariable(function)
@@ -394,7 +503,7 @@ class TensorDictClassVariable(HookMixin, seam.UserDefinedClassVariable):
         if name == self.layout.from_entries:
             return self._from_entries(tx, *args, **kwargs)
         attribute = inspect.getattr_static(self.layout.cls, name, None)
-        if self.layout.is_trusted and isinstance(attribute, classmethod):
+        if isinstance(attribute, classmethod):
             return seam.inline_function(tx, attribute.__func__, [self, *args], kwargs)
         if name == "__new__":
             return self._make(tx)
