@@ -75,13 +75,14 @@ def test_own_builtins_drops_builtins_of_our_frames_only(root, is_own, dropped):
         ("DICT_KEYS_MATCH", "G['pytree'].SUPPORTED_NODES", True),
         ("SEQUENCE_LENGTH", "G['pytree'].SUPPORTED_NODES", True),
         ("DICT_VERSION", "G['pytree'].SUPPORTED_NODES", True),
-        ("DICT_CONTAINS", "G['pytree'].SUPPORTED_NODES", False),
-        ("ID_MATCH", "G['pytree'].SUPPORTED_NODES[list]", False),
+        ("DICT_CONTAINS", "G['pytree'].SUPPORTED_NODES", True),
+        ("ID_MATCH", "list(dict.keys(G['pytree'].SUPPORTED_NODES))[7]", True),
+        ("TYPE_MATCH", "G['pytree'].SUPPORTED_NODES[list(dict.keys(x))[7]]", True),
         ("SEQUENCE_LENGTH", "G['pytree'].SUPPORTED_SERIALIZED_TYPES", False),
         ("SEQUENCE_LENGTH", "L['SUPPORTED_NODES']", False),
     ],
 )
-def test_pytree_registry_drops_its_size_and_keeps_lookups(kind, name, dropped):
+def test_pytree_registry_drops_its_size_and_lookups_and_nothing_else(kind, name, dropped):
     assert drops("pytree_registry", entry(kind, name)) == [dropped]
 
 

@@ -292,3 +292,51 @@ def test_three_arguments_any_two_the_same_is_right_after_all_distinct(pattern):
         return tuple(values[int(i)] for i in which)
 
     check(three, [make("012"), make(pattern)], graphs=1 if pattern == "012" else 2)
+
+
+def write_then_store(td):
+    td["a"].add_(1)
+    td["z"] = td["a"]
+    td["y"] = td["a"].view(-1, 2) * 1
+    return td
+
+
+def stored_view(td):
+    td["v"] = td["a"][:, :1]
+    td["a"].add_(1)
+    return td["v"] + 0
+
+
+def nested_in_place_through_other_key(td):
+    td["m"] = td["n"]
+    td["n"] += 1
+    return td["m"] * 2
+
+
+def same_leaf_in_place_twice(td):
+    td["c"] = td["a"]
+    td["a"].add_(1)
+    td["c"].mul_(2)
+    return td["a"] + td["c"]
+
+
+def copies_of_flipped(td):
+    td.set_("a", td["a"].flip(0))
+    td.update_({"b": td["b"].flip(0)})
+    return td["a"] + 0
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        write_then_store,
+        stored_view,
+        nested_in_place_through_other_key,
+        same_leaf_in_place_twice,
+        copies_of_flipped,
+    ],
+    ids=named,
+)
+def test_in_place_write_seen_through_another_name_is_right(program, backend):
+    check(program, [td(), td()], backend=backend)

@@ -123,7 +123,64 @@ def rename_over_existing(td):
     return td["b"] + 1
 
 
+def pop_nested_and_write(td):
+    nested = td.pop("n")
+    nested["z"] = td["a"] + 1
+    return nested
+
+
+def move_nested(td):
+    td["m"] = td.pop("n")
+    td["m", "z"] = td["a"] + 1
+
+
+def swap_nested(td):
+    td["n", "inner"] = TensorDict({"q": td["a"] + 1}, batch_size=[3])
+    td["n"], td["m"] = td["n", "inner"], td["n"]
+
+
+def setdefault_nested(td):
+    td.setdefault("m", TensorDict({}, batch_size=td.batch_size))["k"] = td["a"] + 1
+    return td["m"]
+
+
+def empty_and_fill_nested(td):
+    for key in ("x", "y"):
+        del td["n", key]
+    td["n", "w"] = td["a"] + 1
+
+
+def set_in_loop(td):
+    for i in range(3):
+        td["k", str(i)] = td["a"] + i
+
+
+def rename_in_loop(td):
+    for key in ("a", "b"):
+        td.rename_key_(key, "new_" + key)
+    return td["new_a"] + 1
+
+
+def set_text(td):
+    td["z"] = "text"
+    return td["a"] + 1
+
+
+def set_object(td):
+    td.set_non_tensor("z", [1, 2])
+    return td["a"] + 1
+
+
 ROW_PROGRAMS = [
+    pop_nested_and_write,
+    move_nested,
+    swap_nested,
+    setdefault_nested,
+    empty_and_fill_nested,
+    set_in_loop,
+    rename_in_loop,
+    set_text,
+    set_object,
     set_item,
     set_method,
     set_existing,
