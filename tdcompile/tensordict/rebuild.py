@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.locking import foreign_holder
 
@@ -53,16 +52,38 @@ def rebuild_tensordict(
     return td
 
 
-def shallow_entries(entries: dict[str, Any]) -> dict[str, Any]:
+def shallow_entries(
+    entries: dict[str, Any],
+    originals: tuple[TensorDict, ...] = (),
+    templates: tuple[TensorDict, ...] = (),
+) -> dict[str, Any]:
     """Copy a dictionary of entries as ``clone(recurse=False)`` does.
+
+    Args:
+        entries: leaves and nested tensordicts.
+        originals: tensordicts that are to be copied from other ones, at every depth.
+        templates: these other ones, in the same order.
 
     Returns:
         A new dictionary in the same order: the same leaves, shallow copies of nested tensordicts.
     """
-    return {
-        key: value.clone(False) if isinstance(value, TensorCollection) else value
-        for key, value in entries.items()
-    }
+    result: dict[str, Any] = {}
+    for key, value in entries.items():
+        if isinstance(value, TensorDict):
+            value = _copied(value, originals, templates)
+        result[key] = value
+    return result
+
+
+def _copied(
+    td: TensorDict, originals: tuple[TensorDict, ...], templates: tuple[TensorDict, ...]
+) -> TensorDict:
+    for original, template in zip(originals, templates, strict=True):
+        if td is original:
+            copied: TensorDict = template.clone(False)
+            return copied
+    entries = shallow_entries(td._entries, originals, templates)
+    return td._from_entries(entries, td._batch_size, td._device, td._names)
 
 
 def may_unlock(td: TensorDict) -> bool:

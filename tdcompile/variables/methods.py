@@ -15,6 +15,7 @@ from typing import Any
 from tdcompile._compat import dynamo as seam
 from tdcompile.tensordict.leafwise import LEAFWISE_BY_NAME
 from tdcompile.variables import leafwise, locks
+from tdcompile.variables.copies import shallow_copy
 from tdcompile.variables.tensordict import TensorDictVariable
 
 __all__ = ["METHODS", "PROPERTIES"]
@@ -83,12 +84,12 @@ def _clone(td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, A
     given = [*args, *kwargs.values()]
     if kwargs.keys() - {"recurse"} or len(given) != 1 or not given[0].is_constant_match(False):
         return None
-    return td.shallow_copy()
+    return shallow_copy(td)
 
 
 def _copy(td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """``td.copy()``, the same as ``td.clone(recurse=False)``."""
-    return None if args or kwargs else td.shallow_copy()
+    return None if args or kwargs else shallow_copy(td)
 
 
 METHODS: dict[str, Handler] = {

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import opcode
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tdcompile._compat import dynamo as seam
 from tdcompile._compat.slots import HookMixin
@@ -27,7 +27,7 @@ from tdcompile.variables.views import EntriesIteratorVariable, EntriesViewVariab
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["CloneNested", "Edit", "EntryState", "StorageVariable", "items_of_mapping"]
+__all__ = ["Edit", "EntryState", "NestedCopies", "StorageVariable", "items_of_mapping"]
 
 _OR = next(i for i, (_, symbol) in enumerate(opcode._nb_ops) if symbol == "|")  # type: ignore[attr-defined]
 
@@ -78,19 +78,27 @@ class EntryState:
         return list(self.value)
 
 
-@dataclass(frozen=True, slots=True)
-class CloneNested:
-    """How a shallow copy copies nested tensordicts.
+class NestedCopies(Protocol):
+    """How a shallow copy copies nested tensordicts (``variables.copies``).
 
     Attributes:
-        clone: tracker of an entry -> tracker of a copy as it is now, or the same for a leaf.
-        clone_at_entry: the same, of an input's entry as it was when the frame began.
-        at_run_time: importable function, ``dict`` of entries -> new ``dict``, for the rest.
+        at_run_time: importable function ``(entries, originals, templates)`` -> new ``dict``, for
+        the
+            rest.
+        originals: sources of the tensordicts that the trace had edited when the copy was made.
+        templates: copies of these as they were then; whichever entry is an original is copied from
+            its template.
     """
 
-    clone: Callable[[seam.VariableTracker], seam.VariableTracker]
-    clone_at_entry: Callable[[seam.VariableTracker], seam.VariableTracker]
-    at_run_time: Callable[[dict[str, Any]], dict[str, Any]]
+    at_run_time: Callable[..., dict[str, Any]]
+    originals: list[seam.Source]
+    templates: list[seam.VariableTracker]
+
+    def now(self, entry: seam.VariableTracker) -> seam.VariableTracker:
+        """A copy of an entry as it is now; a leaf is its own copy."""
+
+    def at_entry(self, entry: seam.VariableTracker) -> seam.VariableTracker:
+        """A copy of an input's entry as it was when the shallow copy was made."""
 
 
 @dataclass(slots=True)
@@ -112,7 +120,7 @@ class StorageVariable(HookMixin, seam.VariableTracker):
     _nonvar_fields = {  # noqa: RUF012 - upstream's convention
         "base",
         "cleared",
-        "clone_nested",
+        "nested_copies",
         "known_alias_items",
         "notify",
         *seam.VariableTracker._nonvar_fields,
@@ -125,7 +133,8 @@ class StorageVariable(HookMixin, seam.VariableTracker):
         cleared: bool = False,
         notify: Callable[[Any], None] | None = None,
         values: dict[str, seam.VariableTracker] | None = None,
-        clone_nested: CloneNested | None = None,
+        nested_copies: NestedCopies | None = None,
+        templates: Any = None,
         alias: Any = None,
         **kwargs: Any,
     ) -> None:
@@ -145,7 +154,9 @@ class StorageVariable(HookMixin, seam.VariableTracker):
             {} if alias is None else seam.dict_items(alias)
         )
         # Set where this is a shallow copy whose nested tensordicts are copies, too.
-        self.clone_nested = clone_nested
+        self.nested_copies = nested_copies
+        # For upstream's walks over live values.
+        self.templates = [] if nested_copies is None else nested_copies.templates
 
     @classmethod
     def of_items(
@@ -201,10 +212,10 @@ class StorageVariable(HookMixin, seam.VariableTracker):
         if edit is not None:
             return edit.value
         found = None if self._rest is None else self._rest.get(key)
-        if found is not None and self.clone_nested is not None:
+        if found is not None and self.nested_copies is not None:
             # What the trace did to the original since is not in the copy: it was not looked at
             # when the copy was made, so it was then as at the start of the frame.
-            copied = self.clone_nested.clone_at_entry(found)
+            copied = self.nested_copies.at_entry(found)
             if copied is not found:
                 # From now on this copy is what the key holds; it keeps the key's place.
                 self._record(key, Edit(copied))
@@ -285,22 +296,23 @@ class StorageVariable(HookMixin, seam.VariableTracker):
             edits={key: Edit(edit.value, edit.moved) for key, edit in self.edits.items()},
             cleared=self.cleared,
             values=dict(self.values),
-            clone_nested=self.clone_nested,
+            nested_copies=self.nested_copies,
             mutation_type=seam.new_mutation(),
         )
 
-    def shallow_copy(self, clone_nested: CloneNested) -> StorageVariable:
+    def shallow_copy(self, nested_copies: NestedCopies) -> StorageVariable:
         """A snapshot whose nested tensordicts are copies. Guards: none until a key is read."""
         copied = self.snapshot()
-        copied.clone_nested = clone_nested
+        copied.nested_copies = nested_copies
+        copied.templates = nested_copies.templates
         for key, edit in self.edits.items():
             if edit.value is not None:
-                copied._record(key, Edit(clone_nested.clone(edit.value), edit.moved))
-        if self.clone_nested is None and self._rest is not None:
+                copied._record(key, Edit(nested_copies.now(edit.value), edit.moved))
+        if self.nested_copies is None and self._rest is not None:
             # Those that the trace has in hand may be edited already, and may be from now on.
             for key, entry in self._rest.entries.items():
                 if key not in self.edits and entry.is_realized():
-                    value = clone_nested.clone(entry)
+                    value = nested_copies.now(entry)
                     if value is not entry:
                         copied._record(key, Edit(value))
         return copied
@@ -407,15 +419,23 @@ class StorageVariable(HookMixin, seam.VariableTracker):
     def _push_rest(self, codegen: seam.PyCodegen, rest: EntryState) -> bool:
         """Push the input's dictionary, or a copy of it with copied nested ones; True for a copy."""
         is_all_set = rest.is_complete and all(key in self.edits for key in rest.value)
-        if self.clone_nested is None or is_all_set:
+        if self.nested_copies is None or is_all_set:
             codegen(rest.source)
             return False
-        function = self.clone_nested.at_run_time
+        function = self.nested_copies.at_run_time
         codegen.add_push_null(
             lambda: codegen.load_import_from(function.__module__, function.__name__)
         )
         codegen(rest.source)
-        codegen.extend_output(seam.create_call_function(1, False))
+        originals, templates = self.nested_copies.originals, self.nested_copies.templates
+        if originals:
+            codegen.foreach(originals)
+            codegen.append_output(seam.create_instruction("BUILD_TUPLE", arg=len(originals)))
+            codegen.clear_tos()
+            codegen.foreach(templates)
+            codegen.append_output(seam.create_instruction("BUILD_TUPLE", arg=len(templates)))
+            codegen.clear_tos()
+        codegen.extend_output(seam.create_call_function(3 if originals else 1, False))
         return True
 
     @staticmethod

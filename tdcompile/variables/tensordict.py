@@ -9,7 +9,6 @@ the tracker as ``self`` unless ``methods.py`` answers a call natively.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import types
 from typing import TYPE_CHECKING, Any
@@ -22,10 +21,10 @@ from tdcompile._compat.slots import HookMixin
 from tdcompile.variables.calls import BoundCallVariable, NativeCallVariable
 from tdcompile.variables.fields import InputField, InputState, marked_dims
 from tdcompile.variables.layout import FIELDS, Layout
-from tdcompile.variables.storage import CloneNested, EntryState, StorageVariable, items_of_mapping
+from tdcompile.variables.storage import EntryState, StorageVariable, items_of_mapping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 __all__ = ["TensorDictClassVariable", "TensorDictVariable"]
 
@@ -92,57 +91,6 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
     def with_entries(self, storage: StorageVariable) -> TensorDictVariable:
         """A new tensordict with this one's fields and other entries."""
         return self.new(self.layout, storage, dict(self.fields))
-
-    def shallow_copy(self) -> TensorDictVariable | None:
-        """A new tensordict with the same leaves and copies of the nested ones, not locked.
-
-        None where the class has no such copy to run for the rest.
-        """
-        if self.layout.shallow_entries is None:
-            return None
-        tx = seam.current_translator()
-        if any(vt.is_modified and vt is not self for vt in tracked_inputs(tx)):
-            # A nested tensordict that was not looked at may be one that the trace has edited.
-            for _, entry in list(self.storage.items(tx, ordered=False)):
-                if isinstance(entry, seam.LazyVariableTracker) and not entry.is_realized():
-                    seam.install_type_guard(entry.source)
-                    if entry.peek_type() is self.layout.cls:
-                        entry.realize()
-        copied = self.with_entries(self.storage.shallow_copy(self._clone_nested()))
-        copied.fields["is_locked"] = seam.constant(False)
-        return copied
-
-    def _copy_at_entry(self) -> TensorDictVariable:
-        """The same of an input as it was when the frame began."""
-        assert self.input_state is not None
-        storage = StorageVariable(base=self.entry_state).shallow_copy(self._clone_nested())
-        storage.edits.clear()
-        storage.values.clear()
-        fields = {field: InputField(self.input_state, field) for field in FIELDS}
-        return self.new(self.layout, storage, {**fields, "is_locked": seam.constant(False)})
-
-    def _clone_nested(self) -> CloneNested:
-        assert self.layout.shallow_entries is not None
-        return CloneNested(
-            functools.partial(self._clone_entry, copy=TensorDictVariable.shallow_copy),
-            functools.partial(self._clone_entry, copy=TensorDictVariable._copy_at_entry),
-            self.layout.shallow_entries,
-        )
-
-    def _clone_entry(
-        self,
-        entry: seam.VariableTracker,
-        copy: Callable[[TensorDictVariable], TensorDictVariable | None],
-    ) -> seam.VariableTracker:
-        if isinstance(entry, seam.LazyVariableTracker) and not entry.is_realized():
-            # Whether it is copied depends on its type, also where nothing else is read of it.
-            seam.install_type_guard(entry.source)
-            if entry.peek_type() is not self.layout.cls:
-                return entry
-        entry = entry.realize()
-        if isinstance(entry, TensorDictVariable):
-            return copy(entry) or entry
-        return entry
 
     # ---- state ----------------------------------------------------------------------------------
 
@@ -382,15 +330,6 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
             codegen.append_output(seam.create_instruction("SWAP", arg=2))
             codegen.append_output(seam.create_instruction("STORE_ATTR", argval=name))
         codegen.clear_tos()
-
-
-def tracked_inputs(tx: Any) -> list[TensorDictVariable]:
-    """The input tensordicts that the frame has touched."""
-    return [
-        vt
-        for vt in tx.output.side_effects.id_to_variable.values()
-        if isinstance(vt, TensorDictVariable) and vt.input_state is not None
-    ]
 
 
 def _refers_to(vt: seam.VariableTracker, target: seam.VariableTracker) -> bool:
