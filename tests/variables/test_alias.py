@@ -340,3 +340,25 @@ def copies_of_flipped(td):
 )
 def test_in_place_write_seen_through_another_name_is_right(program, backend):
     check(program, [td(), td()], backend=backend)
+
+
+def write_first_read_second(td):
+    td["n", "z"] = td["a"] + 1
+    other = td.get("m", None)
+    return td["b"] + 1 if other is None else other["x"] * 2
+
+
+@pytest.mark.parametrize("order", ["present-first", "absent-first"])
+def test_nested_that_must_differ_is_absent_later_recompiles(order):
+    makers = [not_shared, td] if order == "present-first" else [td, not_shared]
+    check(write_first_read_second, [make() for make in [*makers, *makers]], graphs=2)
+
+
+def test_nested_that_must_differ_becomes_a_leaf_recompiles():
+    def program(td):
+        td["n", "z"] = td["a"] + 1
+        other = td["m"]
+        return other * 2 if isinstance(other, torch.Tensor) else other["x"] * 2
+
+    leaf = td(m=torch.ones(3))
+    check(program, [not_shared(), leaf, shared(), not_shared()], graphs=3)
