@@ -87,7 +87,7 @@ class TensorDict(
         "_entries",  # dict[str, Tensor | TensorDict | NonTensorData], insertion order is key order
         "_is_locked",  # bool
         "_last_op",  # what `with` would undo, see contexts.py; unset until there is something
-        "_lock_parents",  # list of weak references to the tensordicts that locked this one, or None
+        "_lock_parents",  # weak references to the tensordicts that locked this one; unset without
         "_names",  # tuple[str | None, ...] of length len(*B), or None: no dimension has a name
         "_open_ops",  # the open `with` blocks; unset until there is one
     )
@@ -123,7 +123,6 @@ class TensorDict(
         self._device = device = None if device is None else as_device(device)
         self._names = None if names is None else check_names(names, len(size))
         self._is_locked = False
-        self._lock_parents = None
         ndim = len(size)
         nested: list[tuple[Any, Any]] = []
         for key, value in source.items():
@@ -154,7 +153,6 @@ class TensorDict(
         self._device = device
         self._names = names
         self._is_locked = False
-        self._lock_parents = None
         return self
 
     # -- batch size and device -----------------------------------------------------------------

@@ -64,7 +64,7 @@ class LockingMixin:
     def _lock(self, parent: Any) -> None:
         slots: Any = self  # mypy takes the empty __slots__ of a mixin for all there are
         if parent is not None:
-            kept = [ref for ref in self._lock_parents or () if ref() is not None]
+            kept = [ref for ref in getattr(self, "_lock_parents", None) or () if ref() is not None]
             if all(ref() is not parent for ref in kept):
                 kept.append(weakref.ref(parent))
             slots._lock_parents = kept
@@ -127,7 +127,7 @@ def _collect_nodes(node: Any, out: list[Any]) -> None:
 
 def _foreign_parent(node: Any, nodes: list[Any]) -> Any:
     """Return a live locked tensordict that holds `node` and is none of `nodes`, or ``None``."""
-    for ref in node._lock_parents or ():
+    for ref in getattr(node, "_lock_parents", None) or ():
         parent = ref()
         if parent is not None and parent._is_locked and all(parent is not own for own in nodes):
             return parent

@@ -46,7 +46,6 @@ def rebuild_tensordict(
     td._device = device
     td._names = names
     td._is_locked = False
-    td._lock_parents = None
     if is_locked:
         td.lock_()
     return td

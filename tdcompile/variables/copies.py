@@ -16,7 +16,7 @@ from typing import Any
 from tdcompile._compat import dynamo as seam
 from tdcompile.variables.fields import InputField
 from tdcompile.variables.layout import FIELDS, Layout
-from tdcompile.variables.storage import StorageVariable
+from tdcompile.variables.storage import NestedCopies, StorageVariable
 from tdcompile.variables.tensordict import TensorDictVariable
 
 __all__ = ["Copies", "shallow_copy"]
@@ -31,7 +31,16 @@ def shallow_copy(td: TensorDictVariable) -> TensorDictVariable | None:
         return None
     copies = td.storage.nested_copies
     if copies is None:
-        copies = Copies(td.layout, _edited_inputs(td))
+        edited = _edited_inputs(td)
+        if len(edited) > 1:
+            # Which of them holds which is not known, so nothing is left to run time.
+            _look_at_all(td)
+            edited = []
+        copies = Copies(td.layout, edited)
+    return _copy(td, copies)
+
+
+def _copy(td: TensorDictVariable, copies: NestedCopies) -> TensorDictVariable:
     copied = td.with_entries(td.storage.shallow_copy(copies))
     copied.fields["is_locked"] = seam.constant(False)
     return copied
@@ -50,6 +59,25 @@ def _edited_inputs(td: TensorDictVariable) -> list[TensorDictVariable]:
     ]
 
 
+def _look_at_all(td: TensorDictVariable) -> None:
+    """Take every nested tensordict in hand. Guards: key sets, and the type of each entry."""
+    tx = seam.current_translator()
+    for _, entry in list(td.storage.items(tx, ordered=False)):
+        nested = nested_tensordict(td.layout, entry)
+        if nested is not None:
+            _look_at_all(nested)
+
+
+def nested_tensordict(layout: Layout, entry: seam.VariableTracker) -> TensorDictVariable | None:
+    """The entry, if it is a tensordict. Guards: its type; a leaf is not looked at further."""
+    if isinstance(entry, seam.LazyVariableTracker) and not entry.is_realized():
+        seam.install_type_guard(entry.source)
+        if entry.peek_type() is not layout.cls:
+            return None
+    nested = entry.realize()
+    return nested if isinstance(nested, TensorDictVariable) else None
+
+
 class Copies:
     """See :class:`~tdcompile.variables.storage.NestedCopies`."""
 
@@ -61,25 +89,29 @@ class Copies:
         self.templates: list[seam.VariableTracker] = []
         self._template_of: dict[TensorDictVariable, TensorDictVariable] = {}
         for vt in edited:
-            template = shallow_copy(vt) if vt.layout is layout else None
-            if template is not None and vt.input_state is not None:
+            if vt.layout is layout and vt.input_state is not None:
+                # What it holds in turn is unedited: a tensordict cannot be inside itself.
+                template = _copy(vt, Copies(layout, []))
                 self.originals.append(vt.input_state.source)
                 self.templates.append(template)
                 self._template_of[vt] = template
 
     def now(self, entry: seam.VariableTracker) -> seam.VariableTracker:
         """A copy of an entry as it is now; a leaf is its own copy."""
-        nested = self._nested(entry)
-        return entry if nested is None else shallow_copy(nested) or entry
+        nested = nested_tensordict(self.layout, entry)
+        if nested is None:
+            return entry
+        copies = nested.storage.nested_copies or self
+        return _copy(nested, Copies(self.layout, []) if nested in self._template_of else copies)
 
     def at_entry(self, entry: seam.VariableTracker) -> seam.VariableTracker:
         """A copy of an input's entry as it was when the shallow copy was made."""
-        nested = self._nested(entry)
+        nested = nested_tensordict(self.layout, entry)
         if nested is None:
             return entry
         template = self._template_of.get(nested)
-        if template is not None:
-            return shallow_copy(template) or entry
+        if template is not None and template.storage.nested_copies is not None:
+            return _copy(template, template.storage.nested_copies)
         assert nested.input_state is not None
         storage = StorageVariable(
             base=nested.entry_state, nested_copies=self, mutation_type=seam.new_mutation()
@@ -87,12 +119,3 @@ class Copies:
         fields: dict[str, Any] = {field: InputField(nested.input_state, field) for field in FIELDS}
         fields["is_locked"] = seam.constant(False)
         return TensorDictVariable.new(nested.layout, storage, fields)
-
-    def _nested(self, entry: seam.VariableTracker) -> TensorDictVariable | None:
-        if isinstance(entry, seam.LazyVariableTracker) and not entry.is_realized():
-            # Whether it is copied depends on its type, also where nothing else is read of it.
-            seam.install_type_guard(entry.source)
-            if entry.peek_type() is not self.layout.cls:
-                return None
-        nested = entry.realize()
-        return nested if isinstance(nested, TensorDictVariable) else None

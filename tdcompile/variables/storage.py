@@ -16,7 +16,6 @@ Note [Edit log]
 
 from __future__ import annotations
 
-import opcode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 __all__ = ["Edit", "EntryState", "NestedCopies", "StorageVariable", "items_of_mapping"]
-
-_OR = next(i for i, (_, symbol) in enumerate(opcode._nb_ops) if symbol == "|")  # type: ignore[attr-defined]
 
 
 class EntryState:
@@ -408,12 +405,16 @@ class StorageVariable(HookMixin, seam.VariableTracker):
             codegen.append_output(codegen.create_load_const(None))
             codegen.extend_output(seam.create_call_method(2))
             codegen.append_output(seam.create_instruction("POP_TOP"))
-        if sets:
-            codegen.clear_tos()
-            self._push_map(codegen, sets)
-            codegen.append_output(seam.create_instruction("BINARY_OP", arg=_OR))
-        elif not is_fresh:
+        if not is_fresh:
             self._push_method_call(codegen, "copy")
+        for key, value in sets.items():
+            # A copy and stores, not a union of two: half the time of one, and no second dict.
+            codegen.append_output(seam.create_instruction("COPY", arg=1))
+            codegen.clear_tos()
+            codegen(value)
+            codegen.append_output(seam.create_instruction("SWAP", arg=2))
+            codegen.append_output(codegen.create_load_const(key))
+            codegen.append_output(seam.create_instruction("STORE_SUBSCR"))
         codegen.clear_tos()
 
     def _push_rest(self, codegen: seam.PyCodegen, rest: EntryState) -> bool:

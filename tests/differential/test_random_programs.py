@@ -1,7 +1,7 @@
 """Random programs agree with eager, whatever they are fed with.
 
-``TDCOMPILE_DIFFERENTIAL_PROGRAMS=2000`` runs that many random programs instead of the few of a
-usual run; ``TDCOMPILE_DIFFERENTIAL_FIRST`` is the first seed, ``TDCOMPILE_DIFFERENTIAL_BACKEND``
+``DIFFERENTIAL_PROGRAMS=2000`` runs that many random programs instead of the few of a
+usual run; ``DIFFERENTIAL_FIRST`` is the first seed, ``DIFFERENTIAL_BACKEND``
 the backend. A failure prints a script that shows it on its own.
 """
 
@@ -28,9 +28,9 @@ from tests.differential.programs import STEPS, Program, make_program
 if TYPE_CHECKING:
     from tdcompile import TensorDict
 
-_FIRST = int(os.environ.get("TDCOMPILE_DIFFERENTIAL_FIRST", "0"))
-_PROGRAMS = int(os.environ.get("TDCOMPILE_DIFFERENTIAL_PROGRAMS", "10"))
-_BACKEND = os.environ.get("TDCOMPILE_DIFFERENTIAL_BACKEND", "eager")
+_FIRST = int(os.environ.get("DIFFERENTIAL_FIRST", "0"))
+_PROGRAMS = int(os.environ.get("DIFFERENTIAL_PROGRAMS", "10"))
+_BACKEND = os.environ.get("DIFFERENTIAL_BACKEND", "eager")
 
 
 def check(case: Case) -> None:
