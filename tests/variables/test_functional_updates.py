@@ -149,6 +149,11 @@ def snapshot_around_nested_write(td):
     return before, td, after
 
 
+def nested_write_then_copy(td):
+    td["n"]["x"] = td["a"] + 1
+    return td.copy()
+
+
 def entries_of_snapshot_moved_to_input(td):
     other = td.copy()
     td["z"] = other["a"]
@@ -181,6 +186,8 @@ ROW_PROGRAMS = [
     snapshot_before_write,
     snapshot_after_write,
     snapshots_around_writes,
+    snapshot_around_nested_write,
+    nested_write_then_copy,
     entries_of_snapshot_moved_to_input,
 ]
 
@@ -191,17 +198,18 @@ def test_functional_update_other_keys_vary_compiles_once(program):
     check(program, with_extras())
 
 
-def nested_write_then_copy(td):
-    td["n"]["x"] = td["a"] + 1
-    return td.copy()
-
-
 @pytest.mark.parametrize(
     "program", [snapshot_around_nested_write, nested_write_then_copy], ids=named
 )
-def test_copy_after_nested_write_is_right(program):
-    # Another key may hold the same nested tensordict, so the copy depends on the key set.
-    check(program, [td(), td(p=torch.zeros(3)), td(), td(p=torch.ones(3))], graphs=2)
+@pytest.mark.parametrize("order", ["shared-last", "shared-first"])
+def test_copy_after_nested_write_unread_key_holds_the_same_nested_is_right(program, order):
+    def shared():
+        value = td()
+        value["m"] = value["n"]
+        return value
+
+    makers = [td, shared] if order == "shared-last" else [shared, td]
+    check(program, [make() for make in [*makers, *makers]], graphs=1)
 
 
 @pytest.mark.parametrize("program", [copy, copy_and_write, replace, exclude, select], ids=named)
