@@ -220,6 +220,7 @@ CONTRACT: list[PrivateName] = [
     ),
     *_names(
         "torch._dynamo.variables.builder",
+        "function make_dupe_guard",
         "function wrap_fx_proxy",
         needed_by=_DYNAMO,
     ),

@@ -38,6 +38,7 @@ from torch._dynamo.source import (
     TypeSource,
 )
 from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._dynamo.variables import builder
 from torch._dynamo.variables.base import (
     ValueMutationExisting,
     ValueMutationNew,
@@ -101,6 +102,7 @@ __all__ = [
     "VariableBuilder",
     "VariableTracker",
     "build",
+    "builder",
     "call_torch_function",
     "constant",
     "convert_frame",

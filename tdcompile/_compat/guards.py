@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch._dynamo.guards as guards_module
 from torch._C._dynamo.guards import install_no_tensor_aliasing_guard
-from torch._dynamo.guards import CheckFunctionManager
+from torch._dynamo.guards import CheckFunctionManager, GuardBuilder
 from torch._dynamo.output_graph import OutputGraph
 from torch._dynamo.source import DictGetItemSource, GlobalSource
 from torch._guards import ChainedSource, Guard, GuardsSet, Source, TracingContext
@@ -38,6 +38,7 @@ __all__ = [
     "note_input",
     "request_audit",
     "require_distinct",
+    "same_object_guard",
 ]
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -86,6 +87,17 @@ def _distinct(builder: Any, _: Guard, sources: tuple[Source, ...]) -> None:
     names = [source.name for source in sources]
     code = [f"no two of {', '.join(names)} are the same tensordict"]
     install_no_tensor_aliasing_guard(managers, names, code, None)
+
+
+def same_object_guard(tx: Any, first: Source | None, second: Source) -> Any:
+    """Guard that two paths of this frame lead to one tensordict; None if they are not ours.
+
+    Upstream makes no such guard between a local and a global path.
+    """
+    inputs = getattr(tx.output.guards, _INPUTS, ())
+    if first is None or first == second or first not in inputs:
+        return None
+    return functools.partial(GuardBuilder.DUPLICATE_INPUT, source_b=first)
 
 
 def request_audit() -> None:

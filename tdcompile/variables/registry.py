@@ -19,7 +19,7 @@ from tdcompile.tensordict.leafwise import LeafwiseOp
 from tdcompile.tensordict.nontensor import NonTensorData
 from tdcompile.tensordict.rebuild import may_unlock, rebuild_tensordict, shallow_entries
 from tdcompile.tensordict.reductions import ReductionOp
-from tdcompile.variables import contexts, errors, frames, leafwise, replay
+from tdcompile.variables import aliases, contexts, errors, frames, leafwise, replay
 from tdcompile.variables.breaks import skip_frame
 from tdcompile.variables.layout import FIELDS, Layout
 from tdcompile.variables.tensordict import TensorDictClassVariable, TensorDictVariable
@@ -225,6 +225,15 @@ def patches() -> tuple[PatchSet, ...]:
                     upstream="pytorch/pytorch#141964",
                     test="tests/variables/test_fields.py",
                     remove_when="Dynamo enters any object with __enter__ and __exit__",
+                ),
+                Patch(
+                    target=seam.builder,
+                    name="make_dupe_guard",
+                    wrap=aliases.make_dupe_guard,
+                    reason="a tensordict by a local and by a global path must stay one object",
+                    upstream="torch/_dynamo/guards.py: a note says that the guard is missing",
+                    test="tests/variables/test_alias.py",
+                    remove_when="make_dupe_guard relates local and global sources",
                 ),
                 Patch(
                     target=seam.convert_frame,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import tdcompile
 from tdcompile import TensorDict
 from variables.checks import check, td, with_extras
 
@@ -362,3 +363,53 @@ def test_nested_that_must_differ_becomes_a_leaf_recompiles():
 
     leaf = td(m=torch.ones(3))
     check(program, [not_shared(), leaf, shared(), not_shared()], graphs=3)
+
+
+GLOBAL = td()
+
+
+class Holder:
+    held = None
+
+
+HOLDER = Holder()
+
+
+def write_local_read_global(td):
+    td["a"] = td["b"] + 1
+    return GLOBAL["a"] * 1
+
+
+def write_local_read_attribute(td):
+    td["n"]["x"] = td["a"] + 5
+    return HOLDER.held["n", "x"] * 1
+
+
+def is_global(td):
+    return td is GLOBAL, td["a"] + 1
+
+
+@pytest.mark.parametrize(
+    "program", [write_local_read_global, write_local_read_attribute, is_global], ids=named
+)
+@pytest.mark.parametrize("order", [(0, 1, 0), (1, 0, 1)], ids=["distinct-first", "same-first"])
+def test_argument_that_is_or_is_not_a_global_is_right(program, order, monkeypatch):
+    # Dynamo alone makes no guard that a local and a global path lead to one object.
+    def call(function, is_same):
+        torch.manual_seed(0)
+        value = td()
+        monkeypatch.setitem(globals(), "GLOBAL", value)
+        monkeypatch.setattr(HOLDER, "held", value)
+        other = td()
+        other["a"] = other["a"] + 7
+        return function(value if is_same else other)
+
+    with tdcompile.install():
+        torch._dynamo.reset()
+        compiled = torch.compile(program, backend="eager", fullgraph=True)
+        for is_same in order:
+            expected, found = call(program, is_same), call(compiled, is_same)
+            if not isinstance(expected, tuple):
+                expected, found = (expected,), (found,)
+            for left, right in zip(expected, found, strict=True):
+                assert torch.equal(torch.as_tensor(left), torch.as_tensor(right))
