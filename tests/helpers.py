@@ -8,14 +8,16 @@ regressions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import tdcompile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 
 @dataclass
@@ -40,11 +42,11 @@ def run(
     fullgraph: bool = True,
     dynamic: bool | None = None,
 ) -> Report:
-    """Compile `program` once and feed it with all inputs (each a tuple of arguments or one argument)."""
+    """Compile `program` once and feed it with all inputs: tuples of arguments, or one argument."""
     torch._dynamo.reset()
     counter = CompileCounterWithBackend(backend)
     report = Report()
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         compiled = torch.compile(program, backend=counter, fullgraph=fullgraph, dynamic=dynamic)
         for args in inputs:
             report.results.append(compiled(*(args if isinstance(args, tuple) else (args,))))
@@ -57,9 +59,10 @@ def guards_of(program: Callable[..., Any], *args: Any) -> list[str]:
     """The guards of the compiled frame of `program`, as upstream prints them."""
     lines: list[str] = []
     torch._dynamo.reset()
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         compiled = torch.compile(program, backend="eager", fullgraph=True)
         compiled(*args)
         for entry in torch._dynamo.eval_frame._debug_get_cache_entry_list(program.__code__):
-            lines += [line.strip() for line in str(entry.guard_manager).splitlines() if "+- " in line]
+            tree = str(entry.guard_manager).splitlines()
+            lines += [line.strip() for line in tree if "+- " in line]
     return [line for line in lines if "GuardManager" not in line]

@@ -286,8 +286,18 @@ class StorageVariable(HookMixin, seam.VariableTracker):
         self.alias, self.known_alias_items = other.alias, other.known_alias_items
 
     def snapshot(self) -> StorageVariable:
-        """A new dictionary with the content of this one; the rest stays symbolic. Guards: none."""
+        """A new dictionary with the content of this one; the rest stays symbolic.
+
+        Guards: none; of a shallow copy the key set and the type of each entry, since its nested
+        copies are then in two dictionaries and must be made once.
+        """
         self._sync()
+        if self.nested_copies is not None and self._rest is not None:
+            for key in self.keys(seam.current_translator(), ordered=False):
+                self.get(key)
+        return self._duplicate()
+
+    def _duplicate(self) -> StorageVariable:
         return StorageVariable(
             base=self.base,
             edits={key: Edit(edit.value, edit.moved) for key, edit in self.edits.items()},
@@ -299,7 +309,8 @@ class StorageVariable(HookMixin, seam.VariableTracker):
 
     def shallow_copy(self, nested_copies: NestedCopies) -> StorageVariable:
         """A snapshot whose nested tensordicts are copies. Guards: none until a key is read."""
-        copied = self.snapshot()
+        self._sync()
+        copied = self._duplicate()
         copied.nested_copies = nested_copies
         copied.templates = nested_copies.templates
         for key, edit in self.edits.items():

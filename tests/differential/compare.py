@@ -226,7 +226,7 @@ def disagreement(case: Case) -> str | None:
         warnings.simplefilter("ignore")
         if case.backend is None:
             return _first_difference(case, program, program)
-        with tdcompile.install():
+        with tdcompile.install(strict=True):
             # Where install() refuses, the programs would run as with stock PyTorch, and agree.
             assert tdcompile.is_installed()
             compiled = torch.compile(

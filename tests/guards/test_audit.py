@@ -22,7 +22,7 @@ def _input():
 @pytest.fixture
 def audited():
     torch._dynamo.reset()
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         yield torch.compile(
             _write, backend="tdcompile", options={"tdcompile.audit": True}, fullgraph=True
         )
@@ -68,7 +68,7 @@ def test_audit_off_library_function_replaced_is_right(monkeypatch):
         td["n", "b"] = td["a"] + 1
         return td["n", "b"]
 
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         compiled = torch.compile(program, backend="eager", fullgraph=True)
         compiled(_input())
         original = mapping._names_an_entry

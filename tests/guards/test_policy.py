@@ -164,7 +164,7 @@ def test_frame_without_tensordict_has_the_same_graph_and_guards(name):
     before = compiled_form(program, make)
     assert "GuardManager" in before[0]
     assert "forward" in before[1]
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         during = compiled_form(program, make)
     after = compiled_form(program, make)
     assert during == before
@@ -185,18 +185,18 @@ def test_frame_with_tensordict_is_narrowed_only_while_installed():
     def program(value):
         return value["a"] + 1
 
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         assert narrowed(compiled_form(program, make))
         first = torch.compile(mixed, backend="eager", fullgraph=True)(make(), {"a": torch.ones(2)})
     assert torch.equal(first, torch.full((2,), 2.0))
 
 
 def test_uninstall_restores_every_patched_place():
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         patches = plugin._state.patches.patches
         ours = [patch.read() for patch in patches]
     restored = [patch.read() for patch in patches]
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         again = [patch.read() for patch in plugin._state.patches.patches]
     assert len(patches) >= 5
     assert all(mine is not stock for mine, stock in zip(ours, restored, strict=True))
@@ -209,7 +209,7 @@ def test_uninstall_forgets_compiled_frames():
         return value["a"] + 1
 
     value = TensorDict({"a": torch.ones(2)}, batch_size=[2])
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         torch.compile(program, backend="eager", fullgraph=True)(value)
         assert torch._dynamo.eval_frame._debug_get_cache_entry_list(program.__code__)
     assert not torch._dynamo.eval_frame._debug_get_cache_entry_list(program.__code__)

@@ -67,7 +67,7 @@ def test_pass_pays(name):
 def compiled_once(program):
     """A compiled function that must be compiled once in this block."""
     counter = CompileCounter()
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         yield torch.compile(program, backend=counter, fullgraph=True)
     assert counter.frame_count == 1
 
@@ -99,7 +99,7 @@ def user_max(td, values):
 
 def test_builtins_of_user_frames_stay_guarded(monkeypatch):
     counter = CompileCounter()
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         compiled = torch.compile(user_max, backend=counter, fullgraph=True)
         first = compiled(td(), [1, 2])
         original = builtins.max
@@ -152,7 +152,7 @@ def test_implied_presence_key_goes_away_stays_right(program):
 
 
 def test_implied_presence_key_goes_away_raises_as_in_eager():
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         compiled = torch.compile(read, backend="eager")
         compiled(td())
         with pytest.raises(KeyError, match="expected"):

@@ -230,7 +230,7 @@ def check(
     torch._dynamo.reset()
     counters.clear()
     counter = CompileCounterWithBackend(backend)
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         compiled = torch.compile(program, backend=counter, fullgraph=breaks == 0, dynamic=dynamic)
         found = [outcome_of(compiled, args) for args in calls]
         num_breaks = sum(counters["graph_break"].values())

@@ -404,7 +404,7 @@ def test_argument_that_is_or_is_not_a_global_is_right(program, order, monkeypatc
         other["a"] = other["a"] + 7
         return function(value if is_same else other)
 
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         torch._dynamo.reset()
         compiled = torch.compile(program, backend="eager", fullgraph=True)
         for is_same in order:

@@ -224,7 +224,7 @@ def test_leaf_that_does_not_fit_raises_as_in_eager(dynamic):
     values = [td(size) for size in (3, 4, 5)]
     expected = [outcome_of(wrong_size, (value,)) for value in duplicate(values)]
     torch._dynamo.reset()
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         compiled = torch.compile(wrong_size, backend="eager", dynamic=dynamic)
         found = [outcome_of(compiled, (value,)) for value in values]
     for eager, outcome in zip(expected, found, strict=True):

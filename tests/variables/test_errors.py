@@ -141,7 +141,7 @@ def test_exception_is_that_of_eager_and_leaves_the_same_state(program):
     expected = [outcome_of(program, args) for args in duplicate(calls)]
     assert all(outcome[1][1][0] == "raised" for outcome in expected)
     torch._dynamo.reset()
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         compiled = torch.compile(program, backend="eager")
         found = [outcome_of(compiled, args) for args in calls]
     for eager, outcome in zip(expected, found, strict=True):
@@ -222,7 +222,7 @@ def test_exception_handling_traces_whole(program):
 
 def test_exception_raised_anew_is_that_of_eager():
     torch._dynamo.reset()
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         compiled = torch.compile(reraised, backend="eager")
         with pytest.raises(ValueError, match="no such entry") as info:
             compiled(td())
@@ -237,7 +237,7 @@ def test_locked_write_inside_program_keeps_earlier_writes():
     calls = [(td(), td().lock_()), (td(), td().lock_())]
     expected = [outcome_of(program, args) for args in duplicate(calls)]
     torch._dynamo.reset()
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         compiled = torch.compile(program, backend="eager")
         found = [outcome_of(compiled, args) for args in calls]
     for eager, outcome in zip(expected, found, strict=True):
@@ -246,7 +246,7 @@ def test_locked_write_inside_program_keeps_earlier_writes():
 
 def test_error_text_names_path_and_keys():
     torch._dynamo.reset()
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         compiled = torch.compile(absent_nested, backend="eager")
         with pytest.raises(KeyError) as info:
             compiled(td())
@@ -263,6 +263,6 @@ def test_tensordict_under_construction_falls_back_to_eager():
         return x + 1
 
     torch._dynamo.reset()
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         torch.compile(program, backend="eager")(made, torch.ones(3))
     assert list(made.keys()) == ["a"]

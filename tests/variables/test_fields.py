@@ -204,7 +204,7 @@ def test_child_of_locked_in_compiled_code_cannot_be_unlocked():
         return td["a"] + 1
 
     value = td()
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         torch.compile(program, backend="eager", fullgraph=True)(value)
     with pytest.raises(RuntimeError, match="lock"):
         value["n"].unlock_()

@@ -226,7 +226,7 @@ def outcomes(program):
     calls = [(value,) for (value,) in with_extras()[:3]]
     expected = [outcome_of(program, args) for args in duplicate(calls)]
     torch._dynamo.reset()
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         compiled = torch.compile(program, backend="eager")
         found = [outcome_of(compiled, args) for args in calls]
     for eager, outcome in zip(expected, found, strict=True):

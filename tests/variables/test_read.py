@@ -223,7 +223,7 @@ def test_state_not_asked_for_compiles_once_and_is_carried(program, state, order)
 def test_write_to_locked_raises_as_in_eager(order):
     makers = [td, locked] if order == "plain-first" else [locked, td]
     torch._dynamo.reset()
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         compiled = torch.compile(write, backend="eager")
         for make in [*makers, *makers]:
             value = make()

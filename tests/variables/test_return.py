@@ -210,7 +210,7 @@ def test_keyword_argument_compiles_once():
 
     check(program, [(value, torch.ones(3, 2)) for value in td_inputs()])
     torch._dynamo.reset()
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         compiled = torch.compile(by_keyword, backend="eager", fullgraph=True)
         for value in td_inputs():
             expected = value["a"] + 2
@@ -230,7 +230,7 @@ def test_global_tensordict_is_written_and_follows_rebinding():
     global GLOBAL
     try:
         torch._dynamo.reset()
-        with tdcompile.install():
+        with tdcompile.install(strict=True):
             compiled = torch.compile(use_global, backend="eager", fullgraph=True)
             for value in td_inputs():
                 GLOBAL = value
@@ -250,7 +250,7 @@ def test_closure_tensordict_is_written():
         return value["z"] * 2
 
     torch._dynamo.reset()
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         compiled = torch.compile(program, backend="eager", fullgraph=True)
         for shift in (1.0, 2.0):
             result = compiled(torch.full((3, 2), shift))
@@ -279,7 +279,7 @@ def test_module_forward_over_tensordict_compiles_once():
     inputs = td_inputs()
     expected = [outcome_of(net, (value,)) for value in duplicate(inputs)]
     torch._dynamo.reset()
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         counter = torch._dynamo.testing.CompileCounter()
         compiled = torch.compile(net, backend=counter, fullgraph=True)
         found = [outcome_of(compiled, (value,)) for value in inputs]
@@ -333,7 +333,7 @@ def test_gradients_through_tensordict_program_match_eager(backend):
         return value, torch.full((2, 2), 0.5 + shift, requires_grad=True)
 
     torch._dynamo.reset()
-    with tdcompile.install():
+    with tdcompile.install(strict=True):
         counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
         compiled = torch.compile(program, backend=counter, fullgraph=True)
         for shift in (0.0, 1.0):
