@@ -51,8 +51,10 @@ class LockingMixin:
         As a context manager, the lock is released at the end unless it was there before.
 
         Example:
+            >>> td = TensorDict({"a": torch.ones(3)}, batch_size=[3])
             >>> with td.lock_():
-            ...     td.set_("a", torch.zeros(3))
+            ...     td.set_("a", torch.zeros(3))["a"]
+            tensor([0., 0., 0.])
         """
         was_locked = self._is_locked
         if not was_locked:
@@ -84,8 +86,11 @@ class LockingMixin:
             LockedError: if a tensordict is locked that holds this one or one nested in it.
 
         Example:
+            >>> td = TensorDict({"a": torch.ones(3)}, batch_size=[3], lock=True)
             >>> with td.unlock_():
             ...     td["new"] = torch.zeros(3)
+            >>> td.is_locked, list(td.keys())
+            (True, ['a', 'new'])
         """
         was_locked = self._is_locked
         if was_locked:

@@ -159,6 +159,7 @@ class NamesMixin:
                 if the new names do not fit (see :attr:`names`).
 
         Example:
+            >>> td = TensorDict(batch_size=[2, 3], names=["env", "time"])
             >>> td.rename_(time="step").names
             ['env', 'step']
         """
