@@ -1,0 +1,568 @@
+"""Where our tensordict differs on purpose from the ``tensordict`` package: small programs, as data.
+
+Key names: :data:`DIFFERENCES` (the rows), :func:`outcome` (what a row's program gives),
+:data:`PREAMBLE` (the names that each program starts with), :func:`page` (the Markdown page).
+
+Invariant: ``tensordict/test_differences.py`` runs every row on both packages, and
+``docs/differences.md`` is made from the rows by ``python tests/pages.py``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import tensordict as reference
+import torch
+
+import tdcompile
+
+__all__ = ["DIFFERENCES", "PREAMBLE", "TOPICS", "Difference", "outcome", "page"]
+
+PACKAGES = {"reference": reference, "tdcompile": tdcompile}
+
+PREAMBLE = '''\
+import copy
+
+import torch
+from torch.utils import _pytree as pytree
+
+import tdcompile as package  # or: import tensordict as package
+
+TensorDict, NonTensorData = package.TensorDict, package.NonTensorData
+
+t = torch.tensor([1.0, 2.0, 3.0])
+mask = torch.tensor([True, False, True])
+td = TensorDict({"a": torch.ones(3, 2), "b": torch.arange(3.0)}, batch_size=[3])
+ints = TensorDict({"a": torch.ones(3, 2, dtype=int), "b": torch.arange(3)}, batch_size=[3])
+named = TensorDict({"b": torch.arange(3.0)}, batch_size=[3], names=["time"])
+nest = TensorDict({"b": torch.arange(3.0), "n": {"x": torch.ones(3, 2)}}, batch_size=[3])
+text = TensorDict({"b": torch.arange(3.0), "s": "word"}, batch_size=[3])
+wide = TensorDict({"a": torch.ones(3, 4)}, batch_size=[3, 4])
+single = TensorDict({"a": torch.zeros(2), "b": torch.tensor(9.0)}, batch_size=[])
+empty = TensorDict({}, batch_size=[3, 4])
+inner = TensorDict({"x": torch.ones(3, 2)}, batch_size=[3, 2], names=["p", "q"])
+deep = TensorDict({"n": inner}, batch_size=[3], names=["p"])
+
+
+def attempt(function, *args, **kwargs):
+    """Call, and go on if it raises."""
+    try:
+        function(*args, **kwargs)
+    except Exception:
+        pass
+
+
+def zero_and_raise(td):
+    """Write through a context, and leave it by an exception."""
+    with td.flatten_keys(".") as flat:
+        flat["b"] = torch.zeros(3)
+        raise ValueError
+'''
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One row.
+
+    Attributes:
+        topic: heading that it stands under.
+        code: a program over the names of :data:`PREAMBLE`; its last line is an expression.
+        reference: what the reference gives, as :func:`show` prints it.
+        tdcompile: what tdcompile gives.
+        why: the rule that tdcompile follows.
+    """
+
+    topic: str
+    code: str
+    reference: str
+    tdcompile: str
+    why: str
+
+
+def show(value: Any) -> str:
+    """Print a result: tensors as lists, batch sizes as lists, the rest by ``repr``."""
+    if isinstance(value, torch.Tensor):
+        return str(value.tolist())
+    if isinstance(value, torch.Size):
+        return str(list(value))
+    if isinstance(value, tuple):
+        return f"({', '.join(show(item) for item in value)})"
+    return repr(value)
+
+
+def outcome(code: str, package: Any) -> str:
+    """Run a program on a package; what it gives, or the name of the exception that it raises."""
+    scope: dict[str, Any] = {"package": package}
+    *statements, last = code.split("\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(PREAMBLE.replace("import tdcompile as package", "pass"), scope)
+        try:
+            exec("\n".join(statements), scope)
+            return show(eval(last, scope))
+        except Exception as error:
+            return f"raises {type(error).__name__}"
+
+
+def _rows(topic: str, *rows: tuple[str, str, str, str]) -> list[Difference]:
+    return [Difference(topic, *row) for row in rows]
+
+
+DIFFERENCES: list[Difference] = [
+    *_rows(
+        "Keys and writing",
+        (
+            'attempt(td.update, {"a": torch.zeros(3, 2), "b": torch.ones(5)})\ntd["a"].sum()',
+            "0.0",
+            "6.0",
+            "a call that raises has changed nothing; `update_` too",
+        ),
+        (
+            'nest.set_("n", TensorDict({"x": torch.zeros(3, 2), "z": t}, [3]))\n'
+            'list(nest["n"].keys())',
+            "['x']",
+            "raises KeyPathError",
+            "`set_` writes in place only; a key that is not there is told, not dropped",
+        ),
+        (
+            'nest.update_({"n": {"x": torch.zeros(3, 2), "z": t}})\nlist(nest["n"].keys())',
+            "['x']",
+            "raises KeyPathError",
+            "as for `set_`",
+        ),
+        (
+            'nest.update({"m": {"u": t, "w": t}}, keys_to_update=[("m", "u")])\n'
+            'list(nest["m"].keys())',
+            "['u', 'w']",
+            "['u']",
+            "`keys_to_update` names what is written, also below a nested tensordict that is new",
+        ),
+        (
+            'text["s", "k"] = t\ntext["s"]',
+            "'word'",
+            "raises KeyThroughLeafError",
+            "a non-tensor entry is a leaf: a path through it is refused as one through a tensor",
+        ),
+        (
+            'package.unravel_key(("a", 3))',
+            "()",
+            "raises InvalidKeyError",
+            "what is no key is refused",
+        ),
+        (
+            "package.unravel_key(())",
+            "()",
+            "raises InvalidKeyError",
+            "the empty tuple names no entry",
+        ),
+        (
+            '[nest.set(("n", str(i)), t) for i, _ in enumerate(nest.keys(True))]\n'
+            'list(nest["n"].keys())',
+            "raises RuntimeError",
+            "['x', '0', '1', '2']",
+            "a nested view iterates over the keys that were there when the loop began",
+        ),
+        (
+            'nest.keys(True, True) == {"b", ("n", "x")}',
+            "False",
+            "True",
+            "a view with nested keys compares as a set, as the view of a `dict` does",
+        ),
+        (
+            'nest.keys(True, True) & {"b"}',
+            "raises TypeError",
+            "{'b'}",
+            "such a view has the operations of a set",
+        ),
+        (
+            "TensorDict({}, batch_size=[2, -3]).batch_size",
+            "[2, -3]",
+            "raises ValueError",
+            "no tensor has a negative size",
+        ),
+        (
+            'x = TensorDict({"b": torch.ones(3, 2), "s": "word"}, [3]).auto_batch_size_()\n'
+            "x.batch_size",
+            "[3]",
+            "[3, 2]",
+            "a non-tensor entry has no shape of its own, so it bounds no batch size",
+        ),
+        (
+            'attempt(zero_and_raise, nest)\nnest["b"].sum()',
+            "3.0",
+            "0.0",
+            "a `with` block writes back also when it ends with an exception",
+        ),
+    ),
+    *_rows(
+        "Arithmetic",
+        (
+            '(t ** td)["b"]',
+            "raises NotImplementedError",
+            "[1.0, 2.0, 9.0]",
+            "each operator has its reflected form",
+        ),
+        ('(2 ** td)["b"]', "raises NotImplementedError", "[1.0, 2.0, 4.0]", "as above"),
+        ('(t % (td + 1))["b"]', "raises TypeError", "[0.0, 0.0, 0.0]", "as above"),
+        (
+            '(ints & torch.tensor([1, 2, 3]))["a"]',
+            "raises RuntimeError",
+            "[[1, 1], [0, 0], [1, 1]]",
+            "a tensor is aligned with the batch dimensions, for `&` as for `+`",
+        ),
+        (
+            'x = TensorDict({"a": torch.ones(2, 2)}, [2]) - TensorDict({"a":'
+            " torch.tensor([1.0, 5.0])}, [2])\n"
+            'x["a"]',
+            "[[0.0, -4.0], [0.0, -4.0]]",
+            "[[0.0, 0.0], [-4.0, -4.0]]",
+            "leaves of different rank share their batch dimensions; these are aligned, not"
+            " the last ones",
+        ),
+        (
+            'td.clamp(min=td, max=torch.tensor(1.0))["b"]',
+            "raises ValueError",
+            "[0.0, 1.0, 1.0]",
+            "each bound is a number, a tensor or a tensordict on its own",
+        ),
+        (
+            "td.clamp(td, 2)",
+            "raises ValueError",
+            "raises TypeError",
+            "torch has no clamp between a tensor and a number; its own error is raised",
+        ),
+        (
+            "td.lock_()\ntd.clamp(min=0.5).is_locked, td.clamp(0.5, 1).is_locked",
+            "(True, False)",
+            "(False, False)",
+            "the result of `clamp` is not locked, whichever bound is given",
+        ),
+        (
+            'td.add(td.select("a"), default=0.5)["b"]',
+            "raises TypeError",
+            "[0.5, 1.5, 2.5]",
+            "a number stands for the leaf that is missing on one side",
+        ),
+        (
+            'td < "x"',
+            "False",
+            "raises TypeError",
+            "a comparison that has no answer raises, as for tensors",
+        ),
+        (
+            '(text == 1)["s"]',
+            "TensorDict(batch_size=[3], fields={})",
+            "'word'",
+            "a non-tensor entry passes through a comparison with a number or a tensor",
+        ),
+        (
+            'torch.concat([td, td])["b"].shape',
+            "raises TypeError",
+            "[6]",
+            "an alias of a torch function is that function",
+        ),
+        (
+            "torch.cat([td, td], -2).batch_size",
+            "[6]",
+            "raises TensorDictIndexError",
+            "dimensions are batch dimensions; the reference warns, and goes on with a"
+            " dimension of the leaves",
+        ),
+        (
+            "torch.stack([td, td], -3).batch_size",
+            "[2, 3]",
+            "raises TensorDictIndexError",
+            "as above; `a` and `b` of the reference's result have the shapes `(3, 2, 2)` and"
+            " `(3, 2)`",
+        ),
+    ),
+    *_rows(
+        "Reductions",
+        (
+            'torch.prod(td)["b"], torch.max(td)["b"], torch.all(td)',
+            "raises TypeError",
+            "(0.0, 2.0, False)",
+            "a torch function for each reduction: `all`, `amax`, `amin`, `any`, `max`,"
+            " `min`, `prod` too",
+        ),
+        ("wide.prod((0, 1)).batch_size", "[4]", "[]", "a tuple reduces all of its dimensions"),
+        ("wide.amax((0, 1)).batch_size", "[4]", "[]", "as above; `amin` and `quantile` too"),
+        (
+            "wide.max((0, 1))[0].batch_size",
+            "[4]",
+            "raises TypeError",
+            "`max` and `min` give indices, which exist for one dimension at a time",
+        ),
+    ),
+    *_rows(
+        "Indexing and shapes",
+        (
+            "wide[((0, 1, 2), (1, 0, 1))].batch_size",
+            "[]",
+            "[3]",
+            "a sequence of integers is an index tensor; the leaf has the shape `(3,)` in both",
+        ),
+        (
+            "empty[torch.tensor([7])].batch_size",
+            "[1, 4]",
+            "raises IndexError",
+            "a tensordict without leaves is checked as one with leaves",
+        ),
+        (
+            "empty.repeat_interleave(torch.tensor([1, 2]), dim=0).batch_size",
+            "[3, 4]",
+            "raises TensorDictShapeError",
+            "as above",
+        ),
+        (
+            'td[1:2] = single\ntd["b"]',
+            "raises RuntimeError",
+            "[0.0, 9.0, 2.0]",
+            "a value whose batch size broadcasts to the indexed part is written",
+        ),
+        (
+            'td[1] = td[:1]\ntd["b"]',
+            "[0.0, 0.0, 2.0]",
+            "raises TensorDictShapeError",
+            "a value with more batch dimensions than the indexed part does not broadcast to it",
+        ),
+        (
+            "wide.gather(0, torch.tensor([0, 1])).batch_size",
+            "[2]",
+            "raises TensorDictIndexError",
+            "an index has one dimension for each batch dimension, as in `torch.gather`",
+        ),
+        (
+            'TensorDict({"a": torch.ones(1)}, [1]).squeeze()["a"]',
+            "raises TypeError",
+            "1.0",
+            "`squeeze()` of a batch of one element",
+        ),
+        (
+            'TensorDict({"a": torch.ones(1, 3, 1)}, [1, 3, 1]).squeeze((0, 2)).batch_size',
+            "raises TypeError",
+            "[3]",
+            "`squeeze` takes a tuple of dimensions, as in torch",
+        ),
+        (
+            'TensorDict({"a": torch.tensor(1.0)}, []).repeat()["a"]',
+            "raises TypeError",
+            "1.0",
+            "no batch dimension, no number of repeats: a copy",
+        ),
+        (
+            "len(td.unbind())",
+            "raises TypeError",
+            "3",
+            "the dimension is 0 if none is given, as in torch",
+        ),
+        (
+            'x = TensorDict({"n": {"x": torch.ones(2, 3, 2)}}, [2, 3])\n'
+            'deep.expand_as(x)["n"].batch_size',
+            "[2, 3]",
+            "[2, 3, 2]",
+            "a nested tensordict keeps the batch dimensions that it has beyond its parent's",
+        ),
+        (
+            "deep.expand_as(empty.view(4, 3)).batch_size",
+            "raises KeyError",
+            "[4, 3]",
+            "only the batch size of the other one matters",
+        ),
+    ),
+    *_rows(
+        "Names",
+        (
+            "(named == 1).names",
+            "[None]",
+            "['time']",
+            "a comparison keeps names, as arithmetic does",
+        ),
+        (
+            "TensorDict({}, [3], names=[1]).names",
+            "[1]",
+            "raises TypeError",
+            "a name is a string or None",
+        ),
+        (
+            "wide.refine_names(..., ...).names",
+            "[None, None]",
+            "raises ValueError",
+            "an ellipsis stands for the dimensions that the others leave, so there is one at most",
+        ),
+        (
+            'deep.reshape(3, 1)["n"].names',
+            "[None, None, None]",
+            "[None, None, 'q']",
+            "a nested tensordict keeps the names of the dimensions that it has beyond its parent's;"
+            " `view`, `tile`, `broadcast_to` and `expand_as` too",
+        ),
+        ('deep.amax(0)["n"].names', "[]", "['q']", "as above; `amin` too"),
+        (
+            'x = TensorDict({"x": torch.ones(1, 3, 2)}, [1, 3, 2], names=["p", "q", "r"])\n'
+            'TensorDict({"n": x}, [1, 3]).squeeze()["n"].names',
+            "[None, None]",
+            "['q', 'r']",
+            "as above",
+        ),
+    ),
+    *_rows(
+        "Copies and pytree",
+        (
+            'x = copy.deepcopy(TensorDict({"n": nest, "m": nest}, [3]))\nx["n"] is x["m"]',
+            "False",
+            "True",
+            "a deep copy keeps what was shared shared, for leaves too",
+        ),
+        (
+            'text.clone().get("s") is text.get("s")',
+            "False",
+            "True",
+            "`NonTensorData` is immutable, so copies share it; `copy` and arithmetic too",
+        ),
+        (
+            'list(text.separates("b").keys())',
+            "['s', 'b']",
+            "['b']",
+            "the result has the keys that were asked for",
+        ),
+        (
+            "pytree.tree_map(lambda leaf: leaf[:2], named).names",
+            "[None]",
+            "['time']",
+            "names stay where the number of batch dimensions does",
+        ),
+        (
+            "pytree.tree_map(lambda leaf: leaf[None, :2], named).batch_size",
+            "[1]",
+            "[1, 2]",
+            "the batch dimensions of the result follow from the ranks of its leaves",
+        ),
+        (
+            "pytree.tree_map(lambda leaf: None, named) is None",
+            "True",
+            "False",
+            "the structure of a tree is kept whatever its leaves become",
+        ),
+    ),
+    *_rows(
+        "Non-tensor data",
+        (
+            'text[0] = 5.0\ntext["b"], text[0]["s"], text[1]["s"]',
+            "([5.0, 1.0, 2.0], 5.0, 'word')",
+            "([5.0, 1.0, 2.0], 'word', 'word')",
+            "a number or a tensor that is written to a part is for tensors; other entries stay",
+        ),
+        (
+            'NonTensorData("a", batch_size=[3]) == NonTensorData("a", batch_size=[3])',
+            "[True, True, True]",
+            "True",
+            "`==` of two values is one bool, unless the values answer with a tensor",
+        ),
+        (
+            'TensorDict({"s": "word"}, [3], device="cpu").get("s").device',
+            "device(type='cpu')",
+            "None",
+            "a value that is no tensor is on no device",
+        ),
+        (
+            'text.lock_().get("s").is_locked',
+            "True",
+            "raises AttributeError",
+            "it has no entries, so nothing to lock",
+        ),
+        (
+            'TensorDict({"s": ["x", "y", "z"]}, [3])[0]["s"]',
+            "'x'",
+            "['x', 'y', 'z']",
+            "an entry holds one value for the whole batch; a list is one value",
+        ),
+        (
+            'torch.stack([TensorDict({"s": s}, []) for s in ("x", "y")])[0]["s"]',
+            "'x'",
+            "raises ValueError",
+            "as above: unequal values are not joined",
+        ),
+    ),
+    *_rows(
+        "Errors",
+        ('td["z"]', "raises KeyError", "raises KeyPathError", "a `KeyError` that lists the keys"),
+        (
+            'td["b"] = torch.ones(5)\ntd["b"]',
+            "raises RuntimeError",
+            "raises TensorDictShapeError",
+            "a `RuntimeError` and a `ValueError` that names the key path",
+        ),
+        (
+            'td.lock_().set("z", t)',
+            "raises RuntimeError",
+            "raises LockedError",
+            "a `RuntimeError` that says what is allowed while locked",
+        ),
+        (
+            "wide.permute(0, 0)",
+            "raises ValueError",
+            "raises TensorDictIndexError",
+            "an `IndexError`, a `ValueError` and a `RuntimeError`",
+        ),
+        (
+            "wide.all(5)",
+            "raises RuntimeError",
+            "raises TensorDictIndexError",
+            "as above: one class for every dimension that is not there",
+        ),
+        (
+            "td.get(3)",
+            "raises KeyError",
+            "raises InvalidKeyError",
+            "a `KeyError`, a `TypeError` and a `RuntimeError`",
+        ),
+    ),
+]
+
+TOPICS = tuple(dict.fromkeys(row.topic for row in DIFFERENCES))
+
+_HEAD = """\
+# Differences from the tensordict package
+
+`tdcompile.TensorDict` does what `tensordict.TensorDict` of version {version} does. Where that is
+not one rule, or contradicts itself or torch, it follows a rule; this page lists these places.
+Each row is a program that the tests run on both packages. Names that tdcompile does not have raise
+`AttributeError` and are not listed.
+
+Every program starts with these names:
+
+```python
+{preamble}```
+
+A tensor and a batch size are printed as lists.
+"""
+
+_NOTES = {
+    "Errors": (
+        "An error of tdcompile is a subclass of the one that the reference raises, unless a row"
+        " above says otherwise. Its message says what was expected, what was found, at which key"
+        " path, and what to do. The classes are in `tdcompile.errors`; the rows show some."
+    ),
+}
+
+
+def _cell(lines: str) -> str:
+    return "<br>".join(f"`{line}`" for line in lines.split("\n"))
+
+
+def page() -> str:
+    """The text of ``docs/differences.md``."""
+    parts = [_HEAD.format(version=reference.__version__, preamble=PREAMBLE)]
+    for topic in TOPICS:
+        parts.append(f"\n## {topic}\n")
+        if topic in _NOTES:
+            parts.append(f"{_NOTES[topic]}\n")
+        parts.append("| program | the reference | tdcompile | rule |\n|---|---|---|---|")
+        for row in DIFFERENCES:
+            if row.topic == topic:
+                cells = (_cell(row.code), _cell(row.reference), _cell(row.tdcompile), row.why)
+                parts.append(f"| {' | '.join(cells)} |")
+    return "\n".join(parts) + "\n"
