@@ -9,7 +9,7 @@ pickling keeps the lock.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -17,28 +17,13 @@ from torch import Tensor
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.keys import NO_DEFAULT
 from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.state import TensorDictState
 
 
-class CopyingMixin:
+class CopyingMixin(TensorDictState):
     """Copies and plain forms."""
 
     __slots__ = ()
-
-    if TYPE_CHECKING:
-        _entries: dict[str, Any]
-        _batch_size: torch.Size
-        _device: torch.device | None
-        _names: tuple[str | None, ...] | None
-        _is_locked: bool
-
-        @classmethod
-        def _from_entries(
-            cls,
-            entries: dict[str, Any],
-            batch_size: torch.Size,
-            device: torch.device | None = None,
-            names: tuple[str | None, ...] | None = None,
-        ) -> Self: ...
 
     def clone(self, recurse: bool = True) -> Self:
         """Return a copy with the same batch size, device and names, not locked.

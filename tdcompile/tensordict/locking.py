@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tdcompile.errors import LockedError
 from tdcompile.tensordict.collection import TensorCollection
+from tdcompile.tensordict.state import TensorDictState
 
 
-class LockingMixin:
+class LockingMixin(TensorDictState):
     """The lock of a tensordict and of those nested in it."""
 
     __slots__ = ()
 
     if TYPE_CHECKING:
-        _entries: dict[str, Any]
-        _is_locked: bool
         _lock_parents: list[weakref.ref[Any]] | None
         _last_op: tuple[str, Any, Any] | None
 

@@ -35,6 +35,7 @@ from tdcompile.tensordict.messages import (
 )
 from tdcompile.tensordict.names import spread_names
 from tdcompile.tensordict.nontensor import NonTensorData, to_leaf
+from tdcompile.tensordict.state import TensorDictState
 from tdcompile.tensordict.writes import (
     Copies,
     UpdatePlan,
@@ -46,27 +47,12 @@ from tdcompile.tensordict.writes import (
 )
 
 
-class MappingMixin(TensorCollection):
+class MappingMixin(TensorDictState, TensorCollection):
     """Entries by key, as in a dictionary; a key may be nested."""
 
     __slots__ = ()
 
     if TYPE_CHECKING:
-        _entries: dict[str, Any]
-        _batch_size: torch.Size
-        _device: torch.device | None
-        _names: tuple[str | None, ...] | None
-        _is_locked: bool
-
-        @classmethod
-        def _from_entries(
-            cls,
-            entries: dict[str, Any],
-            batch_size: torch.Size,
-            device: torch.device | None = None,
-            names: tuple[str | None, ...] | None = None,
-        ) -> Self: ...
-
         def _index(self, index: Any) -> Any: ...
 
         def _set_index(self, index: Any, value: Any) -> None: ...

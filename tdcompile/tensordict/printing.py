@@ -7,13 +7,14 @@ Invariant: printing reads metadata only, never values, so it works under tracing
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.state import TensorDictState
 
 _MAX_WIDTH = 80
 _INDENT = 4
@@ -22,15 +23,10 @@ _INDENT = 4
 _SHORT_KINDS = {"bfloat": "bf", "complex": "c", "float": "f", "int": "i", "uint": "u"}
 
 
-class PrintingMixin:
+class PrintingMixin(TensorDictState):
     """``repr`` of a tensordict."""
 
     __slots__ = ()
-
-    if TYPE_CHECKING:
-        _entries: dict[str, Any]
-        _batch_size: torch.Size
-        _device: torch.device | None
 
     def __repr__(self) -> str:
         """Show batch size, device and each entry (sorted by key) with dtype and trailing shape.

@@ -19,32 +19,16 @@ from tdcompile.tensordict.keys import NO_DEFAULT, format_key, unravel_key_to_tup
 from tdcompile.tensordict.mapping import MappingMixin
 from tdcompile.tensordict.messages import absent_error, locked_error, through_leaf_error
 from tdcompile.tensordict.nontensor import NonTensorData
-
-if TYPE_CHECKING:
-    import torch
+from tdcompile.tensordict.state import TensorDictState
 
 
-class SelectionMixin:
+class SelectionMixin(TensorDictState):
     """Selections and rearrangements by key."""
 
     __slots__ = ()
 
     if TYPE_CHECKING:
-        _entries: dict[str, Any]
-        _batch_size: torch.Size
-        _device: torch.device | None
-        _names: tuple[str | None, ...] | None
-        _is_locked: bool
         _last_op: Any
-
-        @classmethod
-        def _from_entries(
-            cls,
-            entries: dict[str, Any],
-            batch_size: torch.Size,
-            device: torch.device | None = None,
-            names: tuple[str | None, ...] | None = None,
-        ) -> Self: ...
 
         def _empty_like_self(self) -> Self: ...
         def _require(self, path: tuple[str, ...]) -> Any: ...

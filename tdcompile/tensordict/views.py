@@ -19,6 +19,7 @@ from torch import Tensor
 from tdcompile.tensordict.collection import TensorCollection, default_is_leaf
 from tdcompile.tensordict.keys import unravel_key_to_tuple
 from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.state import TensorDictState
 
 _IsLeaf = Callable[[type], bool]
 
@@ -176,13 +177,10 @@ class TensorDictItemsView(_View, Collection[Any]):
         )
 
 
-class ViewsMixin:
+class ViewsMixin(TensorDictState):
     """``keys``, ``values`` and ``items``."""
 
     __slots__ = ()
-
-    if TYPE_CHECKING:
-        _entries: dict[str, Any]
 
     def keys(
         self,
