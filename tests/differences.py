@@ -9,6 +9,7 @@ Invariant: ``tensordict/test_differences.py`` runs every row on both packages, a
 
 from __future__ import annotations
 
+import textwrap
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -193,7 +194,7 @@ DIFFERENCES: list[Difference] = [
             'attempt(zero_and_raise, nest)\nnest["b"].sum()',
             "3.0",
             "0.0",
-            "a `with` block writes back also when it ends with an exception",
+            "the context writes back also when it is left by an exception",
         ),
     ),
     *_rows(
@@ -525,6 +526,8 @@ DIFFERENCES: list[Difference] = [
 TOPICS = tuple(dict.fromkeys(row.topic for row in DIFFERENCES))
 
 _HEAD = """\
+<!-- made by: python tests/pages.py -->
+
 # Differences from the tensordict package
 
 `tdcompile.TensorDict` does what `tensordict.TensorDict` of version {version} does. Where that is
@@ -559,7 +562,7 @@ def page() -> str:
     for topic in TOPICS:
         parts.append(f"\n## {topic}\n")
         if topic in _NOTES:
-            parts.append(f"{_NOTES[topic]}\n")
+            parts.append(textwrap.fill(_NOTES[topic], 100) + "\n")
         parts.append("| program | the reference | tdcompile | rule |\n|---|---|---|---|")
         for row in DIFFERENCES:
             if row.topic == topic:
