@@ -21,6 +21,10 @@ CATEGORIES: dict[str, tuple[str, tuple[str, ...]]] = {
         " track; the function runs eagerly.",
         ("Compile the function that builds the tensordict, not a part of its constructor.",),
     ),
+    "tdcompile: copy of a tensordict in itself": (
+        "A tensordict that holds itself has no end of nested copies.",
+        ("Delete the entry that leads back before the copy.",),
+    ),
     "tdcompile: unlock of a held tensordict": (
         "Whether unlock_() is allowed depends on the locked tensordicts that hold this one, which a"
         " trace does not see.",

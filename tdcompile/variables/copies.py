@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from tdcompile._compat import dynamo as seam
+from tdcompile.variables.breaks import break_graph
 from tdcompile.variables.fields import InputField
 from tdcompile.variables.layout import FIELDS, Layout
 from tdcompile.variables.storage import NestedCopies, StorageVariable
@@ -34,14 +35,20 @@ def shallow_copy(td: TensorDictVariable) -> TensorDictVariable | None:
         edited = _edited_inputs(td)
         if len(edited) > 1:
             # Which of them holds which is not known, so nothing is left to run time.
-            _look_at_all(td)
+            _look_at_all(td, [])
             edited = []
         copies = Copies(td.layout, edited)
     return _copy(td, copies)
 
 
 def _copy(td: TensorDictVariable, copies: NestedCopies) -> TensorDictVariable:
-    copied = td.with_entries(td.storage.shallow_copy(copies))
+    if td.is_being_copied:
+        break_graph("tdcompile: copy of a tensordict in itself", td)
+    td.is_being_copied = True
+    try:
+        copied = td.with_entries(td.storage.shallow_copy(copies))
+    finally:
+        td.is_being_copied = False
     copied.fields["is_locked"] = seam.constant(False)
     return copied
 
@@ -59,13 +66,16 @@ def _edited_inputs(td: TensorDictVariable) -> list[TensorDictVariable]:
     ]
 
 
-def _look_at_all(td: TensorDictVariable) -> None:
+def _look_at_all(td: TensorDictVariable, seen: list[TensorDictVariable]) -> None:
     """Take every nested tensordict in hand. Guards: key sets, and the type of each entry."""
+    if any(td is other for other in seen):
+        return
+    seen.append(td)
     tx = seam.current_translator()
     for _, entry in list(td.storage.items(tx, ordered=False)):
         nested = nested_tensordict(td.layout, entry)
         if nested is not None:
-            _look_at_all(nested)
+            _look_at_all(nested, seen)
 
 
 def nested_tensordict(layout: Layout, entry: seam.VariableTracker) -> TensorDictVariable | None:

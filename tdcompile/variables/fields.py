@@ -129,19 +129,22 @@ class InputState:
     def marked_leaf(self, batch_dims: int) -> seam.VariableTracker | None:
         """A tensor entry, here or nested, marked on a batch dimension. Guards: its key path."""
         td: Any = self.owner
-        for key in _marked_path(self.value, self.owner.layout, batch_dims) or ():
+        for key in _marked_path(self.value, self.owner.layout, batch_dims, set()) or ():
             td = td.entry_state.get(key).realize()
         return None if td is self.owner else td
 
 
-def _marked_path(value: Any, layout: Layout, batch_dims: int) -> list[str] | None:
+def _marked_path(value: Any, layout: Layout, batch_dims: int, seen: set[int]) -> list[str] | None:
     """The key path of the first leaf with a mark; looks at the objects, guards nothing."""
+    if id(value) in seen:
+        return None  # A tensordict may hold itself.
+    seen.add(id(value))
     for key, entry in getattr(value, layout.entries).items():
         if isinstance(entry, torch.Tensor):
             if marked_dims(entry, batch_dims):
                 return [key]
         elif type(entry) is layout.cls:
-            below = _marked_path(entry, layout, batch_dims)
+            below = _marked_path(entry, layout, batch_dims, seen)
             if below is not None:
                 return [key, *below]
     return None

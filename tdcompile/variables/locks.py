@@ -53,7 +53,8 @@ def unlock(td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, A
     if not _is_locked(td, tx):
         _note(td, tx, "unlock_", False)
         return td
-    tree = list(_tree(td, tx))
+    tree: list[TensorDictVariable] = []
+    _collect(td, tx, tree)
     for node in tree:
         held = any(
             all(holder is not own for own in tree) and _is_locked(holder, tx)
@@ -100,7 +101,10 @@ def _nested(td: TensorDictVariable, tx: Any) -> Iterator[TensorDictVariable]:
             yield entry.realize()  # type: ignore[misc]
 
 
-def _tree(td: TensorDictVariable, tx: Any) -> Iterator[TensorDictVariable]:
-    yield td
+def _collect(td: TensorDictVariable, tx: Any, tree: list[TensorDictVariable]) -> None:
+    """Add the tensordict and all nested in it, each once."""
+    if any(td is node for node in tree):
+        return
+    tree.append(td)
     for nested in _nested(td, tx):
-        yield from _tree(nested, tx)
+        _collect(nested, tx, tree)

@@ -42,6 +42,7 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
         "layout",
         "input_state",
         "entry_state",
+        "is_being_copied",
         "is_modified",
         "locked_by",
         "notes",
@@ -56,11 +57,19 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
         fields: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        for name in ("input_state", "entry_state", "is_modified", "locked_by", "notes"):
+        for name in (
+            "input_state",
+            "entry_state",
+            "is_being_copied",
+            "is_modified",
+            "locked_by",
+            "notes",
+        ):
             kwargs.pop(name, None)
         super().__init__(value, **kwargs)
         self.layout = layout
         self.is_modified = False
+        self.is_being_copied = False
         # The tensordicts that locked this one in the trace.
         self.locked_by: list[TensorDictVariable] = []
         # Attribute -> tracker, for what the layout calls notes.
@@ -351,7 +360,7 @@ def spread_dynamic_marks(value: Any, layout: Layout) -> None:
     batch_dims = len(getattr(value, layout.batch_size))
     if batch_dims == 0:
         return
-    leaves = list(_tensor_leaves(value, layout))
+    leaves = list(_tensor_leaves(value, layout, set()))
     marks = {dim for leaf in leaves for dim in marked_dims(leaf, batch_dims)}
     for dim in marks:
         for leaf in leaves:
@@ -359,12 +368,15 @@ def spread_dynamic_marks(value: Any, layout: Layout) -> None:
                 seam.maybe_mark_dynamic(leaf, dim)
 
 
-def _tensor_leaves(value: Any, layout: Layout) -> Iterator[torch.Tensor]:
+def _tensor_leaves(value: Any, layout: Layout, seen: set[int]) -> Iterator[torch.Tensor]:
+    if id(value) in seen:
+        return  # A tensordict may hold itself.
+    seen.add(id(value))
     for entry in getattr(value, layout.entries).values():
         if isinstance(entry, torch.Tensor):
             yield entry
         elif type(entry) is layout.cls:
-            yield from _tensor_leaves(entry, layout)
+            yield from _tensor_leaves(entry, layout, seen)
 
 
 def push_field(codegen: seam.PyCodegen, value: Any) -> None:
