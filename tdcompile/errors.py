@@ -122,7 +122,7 @@ class GuardAuditError(TdcompileError, AssertionError):
     """The audit found that a dropped guard would have fired.
 
     Cause: the written assumption of a narrowing pass does not hold in this program.
-    Fix: turn that pass off by name, and report the program.
+    Fix: keep the assumption, see ``docs/guards.md``, or report the program.
     """
 
 

@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_POLYFILLS = os.path.join(os.path.dirname(guards_module.__file__), "polyfills", "")
 _MARK = "_tdcompile_tracked"
 _INPUTS = "_tdcompile_inputs"
 _DISTINCT = "_tdcompile_distinct"
@@ -168,8 +169,11 @@ def _facts(guard: Guard) -> dict[str, Any]:
 
 
 def _is_own(guard: Guard) -> bool:
-    stack = guard.user_stack
-    return stack is not None and len(stack) > 0 and stack[-1].filename.startswith(_PACKAGE)
+    """Whether a function of ours asked for the guard, perhaps through one of torch's polyfills."""
+    for frame in reversed(guard.user_stack or ()):
+        if not frame.filename.startswith(_POLYFILLS):
+            return frame.filename.startswith(_PACKAGE)
+    return False
 
 
 def discard(guards: GuardsSet, dropped: Iterable[Guard]) -> None:

@@ -49,7 +49,7 @@ def _narrowing_init(original: Callable[..., None]) -> Callable[..., None]:
         original(manager, f_code, output_graph, *args, **kwargs)
         if dropped and _is_audited(guards):
             find = seam.build_check(manager, [guard for guard, _ in dropped], f_code, output_graph)
-            passes = tuple(dict.fromkeys(name for _, name in dropped))
+            passes = tuple(sorted({name for _, name in dropped}))
             seam.add_epilogue(manager, DroppedCheck(find, passes), "tdcompile audit")
 
     return replacement

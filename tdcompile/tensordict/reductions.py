@@ -407,11 +407,18 @@ class ReductionsMixin:
         )
 
 
-def _truth(td: Any, function: Callable[..., Any], decisive: bool, dim: int | None) -> Any:
+def _truth(
+    td: Any, function: Callable[..., Any], decisive: bool, dim: int | tuple[int, ...] | None
+) -> Any:
     """``all`` and ``any``; one `decisive` leaf settles the answer."""
     if dim is not None:
         dims = normalise_dims(dim, len(td._batch_size))
-        return _map_leaves(td, lambda leaf, _: function(leaf, dims[0]), _dims_shape(dims, False))
+        if not dims:
+            raise TensorDictIndexError(
+                f"expected at least one dimension to reduce, found dim={dim!r}: leave dim out to"
+                " reduce everything to a bool"
+            )
+        return _map_leaves(td, lambda leaf, _: function(leaf, dims), _dims_shape(dims, False))
     for leaf in tensor_leaves(td):
         found = function(leaf)
         # A branch, not `bool(found) is decisive`: a trace with fullgraph=True answers an identity

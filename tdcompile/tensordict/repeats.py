@@ -103,7 +103,7 @@ class RepeatsMixin(BatchwiseMixin):
         sizes = [size * count for size, count in zip(batch_size, repeats, strict=True)]
         return self._reshaped(Tensor.repeat, repeats, tail_ones, sizes, self._same_dims(), inplace)
 
-    def tile(self, dims: Sequence[int]) -> Self:
+    def tile(self, dims: int | Sequence[int]) -> Self:
         """Repeat the batch; leaves are copies. Names are lost.
 
         Args:
@@ -111,6 +111,8 @@ class RepeatsMixin(BatchwiseMixin):
                 as they are; more put new dimensions in front.
         """
         batch_size = self._batch_size
+        if isinstance(dims, int):
+            dims = (dims,)
         counts = (1,) * (len(batch_size) - len(dims)) + tuple(dims)
         padded = (1,) * (len(counts) - len(batch_size)) + tuple(batch_size)
         sizes = [size * count for size, count in zip(padded, counts, strict=True)]

@@ -244,3 +244,20 @@ def test_table_rows_are_methods():
     for name in REDUCTION_BY_NAME:
         assert getattr(TensorDict, name).__name__ == name
     assert describe(build(ours).sum(0)) == describe(torch.sum(build(ours), 0))
+
+
+@pytest.mark.parametrize("name", ["all", "any"])
+@pytest.mark.parametrize("dim", [(0, 1), (1,), (-1, 0)], ids=str)
+def test_truth_over_several_dims_reduces_each(name, dim):
+    values = torch.tensor([[[True, False], [True, True]], [[True, True], [False, True]]])
+    td = TensorDict({"a": values}, batch_size=[2, 2])
+    found = getattr(td, name)(dim=dim)
+    expected = getattr(torch, name)(values, dim=tuple(d % 2 for d in dim))
+    assert torch.equal(found["a"], expected)
+    assert found.batch_size == torch.Size([2] * (2 - len(dim)))
+
+
+def test_truth_over_no_dims_is_refused():
+    td = TensorDict({"a": torch.ones(2, dtype=torch.bool)}, batch_size=[2])
+    with pytest.raises(IndexError, match="at least one dimension"):
+        td.all(dim=())
