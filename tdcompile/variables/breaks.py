@@ -16,6 +16,11 @@ __all__ = ["CATEGORIES", "break_graph", "skip_frame"]
 
 #: category -> (explanation, hints)
 CATEGORIES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "tdcompile: keys renamed while iterating": (
+        "A loop over the entries removed one key and added another; which keys it meets then"
+        " depends on the memory layout of the dictionary.",
+        ("Loop over list(td.keys()) instead.",),
+    ),
     "tdcompile: tensordict under construction": (
         "A function got a tensordict whose constructor has not finished, so it has no state to"
         " track; the function runs eagerly.",

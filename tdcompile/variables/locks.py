@@ -65,6 +65,7 @@ def unlock(td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, A
     for node in tree:
         node.write_field(tx, "is_locked", seam.constant(False))
         node.locked_by.clear()
+        node.was_unlocked = True
     _note(td, tx, "unlock_", True)
     return td
 

@@ -95,10 +95,10 @@ class _Replay:
 
     def _plan_lock(self, td: TensorDictVariable, is_locked: bool) -> None:
         assert td.input_state is not None
-        if is_locked == td.input_state.peek("is_locked"):
+        if is_locked == td.input_state.peek("is_locked") and not td.was_unlocked:
             return  # The flag was read, hence guarded, before it was written.
         self.is_locked = is_locked
-        if not is_locked:
+        if not is_locked or td.was_unlocked:
             self.unlocked = (td.layout.is_locked, *td.layout.lock_references)
 
     def unlock(self, codegen: seam.PyCodegen) -> None:

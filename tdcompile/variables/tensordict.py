@@ -30,6 +30,17 @@ __all__ = ["TensorDictClassVariable", "TensorDictVariable"]
 
 _MISSING = object()
 
+# What a tracker of an instance notes while tracing; no trackers that upstream has to see.
+_TRACE_STATE = (
+    "entry_state",
+    "input_state",
+    "is_being_copied",
+    "is_modified",
+    "locked_by",
+    "notes",
+    "was_unlocked",
+)
+
 
 class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
     """A tensordict while tracing: an input (with a source) or one made in the trace.
@@ -40,12 +51,7 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
     _nonvar_fields = {  # noqa: RUF012 - upstream's convention
         "fields",
         "layout",
-        "input_state",
-        "entry_state",
-        "is_being_copied",
-        "is_modified",
-        "locked_by",
-        "notes",
+        *_TRACE_STATE,
         *seam.UserDefinedObjectVariable._nonvar_fields,
     }
 
@@ -57,20 +63,15 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
         fields: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        for name in (
-            "input_state",
-            "entry_state",
-            "is_being_copied",
-            "is_modified",
-            "locked_by",
-            "notes",
-        ):
-            kwargs.pop(name, None)
+        for name in _TRACE_STATE:
+            kwargs.pop(name, None)  # There only where upstream clones a tracker.
         super().__init__(value, **kwargs)
         self.layout = layout
         self.is_modified = False
         self.is_being_copied = False
         # The tensordicts that locked this one in the trace.
+        # Who holds whom may have changed since, also where it is locked again.
+        self.was_unlocked = False
         self.locked_by: list[TensorDictVariable] = []
         # Attribute -> tracker, for what the layout calls notes.
         self.notes: dict[str, seam.VariableTracker] = {}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tdcompile._compat import dynamo as seam
 from tdcompile._compat.slots import HookMixin
+from tdcompile.variables.breaks import break_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,7 +88,7 @@ class EntriesViewVariable(HookMixin, seam.VariableTracker):
 
 
 class EntriesIteratorVariable(HookMixin, seam.IteratorVariable):
-    """An iterator over the entries; as eager's, it refuses to go on after a change of size."""
+    """An iterator over the entries; as in eager code, a change of size ends it."""
 
     _nonvar_fields = {  # noqa: RUF012
         "kind",
@@ -114,18 +115,22 @@ class EntriesIteratorVariable(HookMixin, seam.IteratorVariable):
         return type(iter(_EMPTY))
 
     def next_hook(self, tx: Any) -> seam.VariableTracker:
-        self._check_size(tx)
+        self._check_keys(tx)
         if self.position == len(self.keys):
             seam.raise_in_user_code(tx, StopIteration)
         self.position += 1
         return _element(self.storage, self.kind, self.keys[self.position - 1])
 
     def unpack_var_sequence(self, tx: Any) -> list[seam.VariableTracker]:
-        self._check_size(tx)
+        self._check_keys(tx)
         rest = self.keys[self.position :]
         self.position = len(self.keys)
         return [_element(self.storage, self.kind, key) for key in rest]
 
-    def _check_size(self, tx: Any) -> None:
-        if len(self.storage.keys(tx, ordered=False)) != len(self.keys):
+    def _check_keys(self, tx: Any) -> None:
+        now = self.storage.keys(tx, ordered=False)
+        if len(now) != len(self.keys):
             seam.raise_in_user_code(tx, RuntimeError, "dictionary changed size during iteration")
+        if now != self.keys:
+            # What comes next depends on the memory of the real dictionary.
+            break_graph("tdcompile: keys renamed while iterating", self.kind)
