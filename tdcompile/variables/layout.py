@@ -38,15 +38,13 @@ class Layout:
             installs no guard on its functions (our own class; not a foreign package).
         from_entries: name of the classmethod ``(entries, batch_size, device, names)`` that makes a
             tensordict without checks, or None if the class has none.
-        shallow_entries: importable function that copies a ``dict`` of entries with shallow copies
-        of
-            the nested tensordicts, as ``clone(recurse=False)`` does; None leaves that method to its
-            own Python.
+        shallow_entries: importable function ``(entries, originals, templates)`` that copies a
+            ``dict`` of entries as ``clone(recurse=False)`` does, see ``variables.copies``; None
+            leaves that method to its own Python.
         may_unlock: importable test whether ``unlock_()`` of a tensordict is allowed; None leaves
             ``lock_`` and ``unlock_`` to their own Python.
-        lock_references: attribute that refers to the locked tensordicts which hold this one
-        (cleared
-            when it is unlocked), or nothing.
+        lock_references: attribute that refers to the locked tensordicts which hold this one, or
+            nothing; unlocking clears it.
         notes: attributes that a trace writes back as they are and that results rarely have.
         bookkeeping: attributes that carry no meaning for a program (weak references of a lock);
             a trace reads them as None and drops writes to them.

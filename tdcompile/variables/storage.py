@@ -79,9 +79,8 @@ class NestedCopies(Protocol):
     """How a shallow copy copies nested tensordicts (``variables.copies``).
 
     Attributes:
-        at_run_time: importable function ``(entries, originals, templates)`` -> new ``dict``, for
-        the
-            rest.
+        at_run_time: importable function ``(entries, originals, templates)`` -> new ``dict``,
+            for the rest.
         originals: sources of the tensordicts that the trace had edited when the copy was made.
         templates: copies of these as they were then; whichever entry is an original is copied from
             its template.
