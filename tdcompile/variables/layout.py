@@ -32,8 +32,7 @@ class Layout:
         names: attribute that holds the dimension names or None.
         is_locked: attribute that holds the lock flag.
         rebuild: importable function ``(entries, batch_size, device, names, is_locked)`` that
-        returns
-            a new tensordict which owns `entries`; it runs once for each returned tensordict.
+            returns a new tensordict which owns `entries`; it runs once for each result.
         is_trusted: whether the Python of the class is a constant by contract, so that tracing it
             installs no guard on its functions (our own class; not a foreign package).
         from_entries: name of the classmethod ``(entries, batch_size, device, names)`` that makes a
