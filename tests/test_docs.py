@@ -34,7 +34,7 @@ class Example:
 
 def examples_of(text):
     blocks = list(BLOCK.finditer(text))
-    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+    for block, following in zip(blocks, [*blocks[1:], None], strict=False):
         if block[1] != "python":
             continue
         is_output = (

@@ -516,7 +516,8 @@ class Program:
 
     @property
     def source(self) -> str:
-        lines = ["p, q, v, out = a, b, s, []", *self.steps, f"return {self.result}"]
+        # Dynamo runs a frame without a tensor operation eagerly, so there is one.
+        lines = ["p, q, v, out = a, b, s, []", "s + 1", *self.steps, f"return {self.result}"]
         return "def program(a, b, s, w):\n" + "".join(f"    {line}\n" for line in lines)
 
     def build(self) -> Callable[..., Any]:

@@ -72,6 +72,34 @@ FOUND: dict[str, tuple[tuple[str, ...], str, tuple[Spec, ...]]] = {
         "a",
         _TWO,
     ),
+    "copy after edits of two inputs did not end": (
+        ('a["late"] = w', 'b["n"]["late"] = w', "p = a.copy()", "q = b.copy()"),
+        "p, q",
+        (Spec(), Spec(b="shares n"), Spec(b="same"), Spec(shared=(("m", "n"),))),
+    ),
+    "selection of a shallow copy copied its nested tensordicts again": (
+        ("p = a.copy()", 'q = p.exclude("a")', 'q["n"]["late"] = w', 'out.append(p["n"])'),
+        "p, q, out",
+        _TWO,
+    ),
+    "children of a tensordict that was locked again were not held": (
+        ("a.unlock_()", 'a["c"] = b.copy()', 'b["z"] = a.pop("n")', "a.lock_()", "v = w + 1"),
+        "p, q",
+        (Spec(locked="a"), Spec(), Spec(locked="a", b="shares n")),
+    ),
+    "key renamed while items were iterated": (
+        (
+            'out = [k for k, x in a.items() if k != "a" or a.rename_key_("b", "late") is a]',
+            "v = w + 1",
+        ),
+        "out, p",
+        _TWO,
+    ),
+    "tensordict in itself for a while": (
+        ('a["z"] = a', 'a["z"] = b.copy()', "out.append(a['a'] + 1)"),
+        "out, p",
+        _TWO,
+    ),
 }
 
 
