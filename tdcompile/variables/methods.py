@@ -1,6 +1,7 @@
 """Calls and properties of a tensordict that the trackers answer without tracing our Python.
 
-Key names: :data:`METHODS` (method name -> handler), :data:`PROPERTIES` (property -> handler).
+Key names: :data:`METHODS` (method name -> handler), :data:`PROPERTIES` (property -> handler); both
+are tables of ``variables.tensordict`` that this module fills.
 
 Invariant: a handler gives exactly what tracing the eager method gives, or answers None and leaves
 the call to it. Handlers exist for speed of tracing and for fewer guards, not for behaviour.
@@ -9,20 +10,18 @@ the call to it. Handlers exist for speed of tracing and for fewer guards, not fo
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tdcompile._compat import dynamo as seam
 from tdcompile.tensordict.leafwise import LEAFWISE_BY_NAME
 from tdcompile.variables import leafwise, locks
 from tdcompile.variables.copies import shallow_copy
-from tdcompile.variables.tensordict import TensorDictVariable
+from tdcompile.variables.tensordict import METHODS, PROPERTIES, TensorDictVariable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["METHODS", "PROPERTIES"]
-
-Handler = Callable[
-    [TensorDictVariable, Any, list[Any], dict[str, Any]], "seam.VariableTracker | None"
-]
 
 
 def _leafwise(
@@ -92,26 +91,38 @@ def _copy(td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, An
     return None if args or kwargs else shallow_copy(td)
 
 
-METHODS: dict[str, Handler] = {
-    name: functools.partial(_leafwise, name) for name in LEAFWISE_BY_NAME
-}
-METHODS["__getitem__"] = _getitem
-METHODS["get"] = _get
-METHODS["clone"] = _clone
-METHODS["copy"] = _copy
-METHODS["lock_"] = locks.lock
-METHODS["unlock_"] = locks.unlock
+def _torch_function(
+    td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, Any]
+) -> Any:
+    """``torch.mul(td, 2)``: the torch function and its arguments."""
+    return leafwise.torch_function(tx, args[0], args[1:], kwargs)
+
+
+METHODS.update({name: functools.partial(_leafwise, name) for name in LEAFWISE_BY_NAME})
+METHODS.update(
+    {
+        "__getitem__": _getitem,
+        "__torch_function__": _torch_function,
+        "clone": _clone,
+        "copy": _copy,
+        "get": _get,
+        "lock_": locks.lock,
+        "unlock_": locks.unlock,
+    }
+)
 
 
 def _field(name: str) -> Callable[[TensorDictVariable, Any], seam.VariableTracker]:
     return lambda td, tx: td.read_field(tx, name)
 
 
-PROPERTIES: dict[str, Callable[[TensorDictVariable, Any], seam.VariableTracker]] = {
-    "batch_size": _field("batch_size"),
-    "shape": _field("batch_size"),
-    "device": _field("device"),
-    "is_locked": _field("is_locked"),
-    "batch_dims": lambda td, tx: seam.constant(td.batch_dims(tx)),
-    "ndim": lambda td, tx: seam.constant(td.batch_dims(tx)),
-}
+PROPERTIES.update(
+    {
+        "batch_size": _field("batch_size"),
+        "shape": _field("batch_size"),
+        "device": _field("device"),
+        "is_locked": _field("is_locked"),
+        "batch_dims": lambda td, tx: seam.constant(td.batch_dims(tx)),
+        "ndim": lambda td, tx: seam.constant(td.batch_dims(tx)),
+    }
+)

@@ -19,10 +19,13 @@ from tdcompile.tensordict.leafwise import LeafwiseOp
 from tdcompile.tensordict.nontensor import NonTensorData
 from tdcompile.tensordict.rebuild import may_unlock, rebuild_tensordict, shallow_entries
 from tdcompile.tensordict.reductions import ReductionOp
-from tdcompile.variables import aliases, contexts, errors, frames, leafwise, replay
+from tdcompile.variables import aliases, contexts, errors, frames, leafwise, methods, replay
 from tdcompile.variables.breaks import skip_frame
 from tdcompile.variables.layout import FIELDS, Layout
 from tdcompile.variables.tensordict import TensorDictClassVariable, TensorDictVariable
+
+# Imported for what it does: it fills the tables of native methods.
+assert methods.METHODS
 
 __all__ = ["OWN_LAYOUT", "patches", "register", "registered_layouts", "unregister"]
 

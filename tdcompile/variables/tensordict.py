@@ -24,11 +24,16 @@ from tdcompile.variables.layout import FIELDS, Layout
 from tdcompile.variables.storage import EntryState, StorageVariable, items_of_mapping
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["TensorDictClassVariable", "TensorDictVariable"]
+__all__ = ["METHODS", "PROPERTIES", "TensorDictClassVariable", "TensorDictVariable"]
 
 _MISSING = object()
+
+#: Calls and properties that are answered without tracing the class's Python. ``variables.methods``
+#: fills both; it says what a handler may do.
+METHODS: dict[str, Callable[..., seam.VariableTracker | None]] = {}
+PROPERTIES: dict[str, Callable[..., seam.VariableTracker]] = {}
 
 # What a tracker of an instance notes while tracing; no trackers that upstream has to see.
 _TRACE_STATE = (
@@ -159,9 +164,7 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
             return seam.constant(None)
         if name == "__class__":
             return self.class_variable()
-        from tdcompile.variables import methods
-
-        prop = methods.PROPERTIES.get(name) if layout.is_trusted else None
+        prop = PROPERTIES.get(name) if layout.is_trusted else None
         if prop is not None:
             return prop(self, tx)
         attribute = inspect.getattr_static(layout.cls, name, _MISSING)
@@ -249,9 +252,7 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
         args: list[seam.VariableTracker],
         kwargs: dict[str, seam.VariableTracker],
     ) -> seam.VariableTracker:
-        from tdcompile.variables import methods
-
-        handler = methods.METHODS.get(name)
+        handler = METHODS.get(name)
         if handler is not None:
             result = handler(self, tx, args, kwargs)
             if result is not None:
@@ -269,9 +270,7 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
     def call_torch_function(
         self, tx: Any, fn: Any, types: Any, args: Any, kwargs: Any
     ) -> seam.VariableTracker:
-        from tdcompile.variables import leafwise
-
-        result = leafwise.torch_function(tx, fn, list(args), dict(kwargs))
+        result = METHODS["__torch_function__"](self, tx, [fn, *args], dict(kwargs))
         if result is not None:
             return result
         if self.layout.is_trusted:
