@@ -53,6 +53,8 @@ class _Describer:
 
     def __init__(self) -> None:
         self._objects: dict[int, tuple[Any, str]] = {}
+        # Counted apart: a backend other than "eager" may make one tensor for two equal ones.
+        self._tensors: dict[int, tuple[Any, str]] = {}
         self._storages: dict[int, str] = {}
         self._prefix = "argument"
 
@@ -110,7 +112,7 @@ class _Describer:
         return {"kind": type(value).__name__, "value": value}
 
     def _describe_tensor(self, value: torch.Tensor) -> Any:
-        label, _ = self._label(value, self._objects)
+        label, _ = self._label(value, self._tensors)
         storage = value.untyped_storage().data_ptr()
         if storage not in self._storages and value.numel() > 0:
             self._storages[storage] = f"{self._prefix} storage {len(self._storages)}"
