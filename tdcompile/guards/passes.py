@@ -10,6 +10,7 @@ upstream makes on our behalf.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,9 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["PASSES", "NarrowingPass"]
 
-_OWN_GLOBALS = ("__import_tdcompile_dot_", "__import_tdcompile")
+_OWN_MODULE = re.compile(r"__import_tdcompile(_dot_|$)")
 _BUILTINS = "__builtins_dict__"
-_PYTREE_REGISTRY = ".SUPPORTED_NODES"
+# An expression that begins at torch's own registry, by either of the paths that Dynamo takes to it,
+# or at its keys. A dictionary of the program that has the same name is somebody else's.
+_PYTREE_REGISTRY = re.compile(
+    r"(list\(dict\.keys\()?"
+    r"(__import__\('torch'\)\.utils\._pytree|G\['__import_torch_dot_utils_dot__pytree'\])"
+    r"\.SUPPORTED_NODES\b"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +50,7 @@ class NarrowingPass:
 
 
 def _library_globals(entries: Sequence[GuardEntry]) -> list[bool]:
-    return [entry.root.startswith(_OWN_GLOBALS) for entry in entries]
+    return [_OWN_MODULE.match(entry.root) is not None for entry in entries]
 
 
 def _builtins(entries: Sequence[GuardEntry]) -> list[bool]:
@@ -51,7 +58,7 @@ def _builtins(entries: Sequence[GuardEntry]) -> list[bool]:
 
 
 def _pytree_registry(entries: Sequence[GuardEntry]) -> list[bool]:
-    return [_PYTREE_REGISTRY in entry.name for entry in entries]
+    return [_PYTREE_REGISTRY.match(entry.name) is not None for entry in entries]
 
 
 def _implied_presence(entries: Sequence[GuardEntry]) -> list[bool]:

@@ -35,6 +35,7 @@ def test_pass_gives_one_verdict_an_entry(narrowing):
     assert narrowing.drops(entries) == [False, False, False]
 
 
+REGISTRY = "__import__('torch').utils._pytree.SUPPORTED_NODES"
 OWN_ROOT = "__import_tdcompile_dot_tensordict_dot_mapping"
 
 
@@ -43,6 +44,7 @@ OWN_ROOT = "__import_tdcompile_dot_tensordict_dot_mapping"
     [
         (OWN_ROOT, True),
         ("__import_tdcompile", True),
+        ("__import_tdcompile_extras_dot_module", False),
         ("__import_torch_dot_nn", False),
         ("__import_my_dot_tdcompile_dot_tools", False),
         ("__builtins_dict___0", False),
@@ -72,13 +74,17 @@ def test_own_builtins_drops_builtins_of_our_frames_only(root, is_own, dropped):
 @pytest.mark.parametrize(
     ("kind", "name", "dropped"),
     [
-        ("DICT_KEYS_MATCH", "G['pytree'].SUPPORTED_NODES", True),
-        ("SEQUENCE_LENGTH", "G['pytree'].SUPPORTED_NODES", True),
-        ("DICT_VERSION", "G['pytree'].SUPPORTED_NODES", True),
-        ("DICT_CONTAINS", "G['pytree'].SUPPORTED_NODES", True),
-        ("ID_MATCH", "list(dict.keys(G['pytree'].SUPPORTED_NODES))[7]", True),
-        ("TYPE_MATCH", "G['pytree'].SUPPORTED_NODES[list(dict.keys(x))[7]]", True),
-        ("SEQUENCE_LENGTH", "G['pytree'].SUPPORTED_SERIALIZED_TYPES", False),
+        ("DICT_KEYS_MATCH", f"{REGISTRY}", True),
+        ("SEQUENCE_LENGTH", f"{REGISTRY}", True),
+        ("DICT_VERSION", f"{REGISTRY}", True),
+        ("DICT_CONTAINS", f"{REGISTRY}", True),
+        ("DUPLICATE_INPUT", "G['__import_torch_dot_utils_dot__pytree'].SUPPORTED_NODES", True),
+        ("ID_MATCH", f"list(dict.keys({REGISTRY}))[7]", True),
+        ("TYPE_MATCH", f"{REGISTRY}[list(dict.keys(x))[7]]", True),
+        ("SEQUENCE_LENGTH", "__import__('torch').utils._pytree.SUPPORTED_SERIALIZED_TYPES", False),
+        ("SEQUENCE_LENGTH", f"{REGISTRY}_OF_MINE", False),
+        ("EQUALS_MATCH", "G['cfg'].SUPPORTED_NODES['k']", False),
+        ("EQUALS_MATCH", f"L['table'][list(dict.keys({REGISTRY}))[7]]", False),
         ("SEQUENCE_LENGTH", "L['SUPPORTED_NODES']", False),
     ],
 )

@@ -28,7 +28,7 @@ ENTRIES = (
     entry("ID_MATCH", "G['__builtins_dict___0']['len']", root="__builtins_dict___0", is_own=True),
     entry("DICT_CONTAINS", "entries", key="a"),
     entry("DICT_CONTAINS", "entries", key="b"),
-    entry("SEQUENCE_LENGTH", "G['pytree'].SUPPORTED_NODES"),
+    entry("SEQUENCE_LENGTH", "__import__('torch').utils._pytree.SUPPORTED_NODES"),
 )
 
 
@@ -48,7 +48,8 @@ def test_narrow_without_entries_is_empty():
 
 
 def test_narrow_first_pass_in_order_wins():
-    both = entry("SEQUENCE_LENGTH", f"G['{OWN}'].SUPPORTED_NODES", root=OWN)
+    name = "__import__('torch').utils._pytree.SUPPORTED_NODES"
+    both = entry("SEQUENCE_LENGTH", name, root=OWN)
     assert policy.narrow([both]) == [PASSES[0].name]
 
 

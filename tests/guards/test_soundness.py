@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from variables.checks import check, td
 
 import tdcompile
+from tdcompile import TensorDict
 from tdcompile.guards import policy
 from tdcompile.guards.passes import PASSES
 from tdcompile.tensordict import mapping
@@ -169,3 +170,27 @@ def written_after_presence(td):
 
 def test_presence_of_a_key_that_is_only_carried_is_guarded():
     check(written_after_presence, [td(k=torch.zeros(3)), td(), td(k=torch.zeros(3))], graphs=2)
+
+
+class Config:
+    """A program's own table under the name of torch's registry."""
+
+    SUPPORTED_NODES: dict = {}  # noqa: RUF012
+
+
+CONFIG = Config()
+
+
+def scale_by_own_table(td):
+    return td["a"] * CONFIG.SUPPORTED_NODES["k"]
+
+
+def test_table_named_like_the_registry_changes_its_value_is_guarded(monkeypatch):
+    monkeypatch.setattr(CONFIG, "SUPPORTED_NODES", {"k": 2}, raising=False)
+    value = TensorDict({"a": torch.ones(2)}, batch_size=[2])
+    torch._dynamo.reset()
+    with tdcompile.install(strict=True):
+        compiled = torch.compile(scale_by_own_table, backend="eager", fullgraph=True)
+        assert compiled(value).tolist() == [2.0, 2.0]
+        CONFIG.SUPPORTED_NODES["k"] = 5
+        assert compiled(value).tolist() == [5.0, 5.0]
