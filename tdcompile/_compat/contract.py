@@ -192,7 +192,6 @@ CONTRACT: list[PrivateName] = [
     ),
     *_names(
         "torch._dynamo.guards",
-        "class CheckFunctionManager",
         "class GuardBuilder",
         "function install_guard",
         needed_by=_DYNAMO,
@@ -207,21 +206,18 @@ CONTRACT: list[PrivateName] = [
         "class AttrSource",
         "class DictGetItemSource",
         "class GetItemSource",
-        "class GlobalSource",
         "class Source",
         "class TypeSource",
         needed_by=_DYNAMO,
     ),
     *_names(
         "torch._dynamo.variables.base",
-        "class ValueMutationExisting",
         "class ValueMutationNew",
         needed_by=_DYNAMO,
     ),
     *_names(
         "torch._dynamo.variables.builder",
         "function make_dupe_guard",
-        "function wrap_fx_proxy",
         needed_by=_DYNAMO,
     ),
     *_names(
@@ -264,7 +260,6 @@ CONTRACT: list[PrivateName] = [
     ),
     *_names(
         "torch._dynamo.variables.lists",
-        "class ListVariable",
         "class SizeVariable",
         "class TupleVariable",
         needed_by=_DYNAMO,

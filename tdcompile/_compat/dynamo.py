@@ -27,24 +27,22 @@ from torch._dynamo.bytecode_transformation import (
     create_instruction,
 )
 from torch._dynamo.codegen import PyCodegen
-from torch._dynamo.exc import Unsupported, raise_observed_exception, unimplemented
-from torch._dynamo.guards import CheckFunctionManager, GuardBuilder, install_guard
+from torch._dynamo.exc import raise_observed_exception, unimplemented
+from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.source import (
     AttrSource,
     DictGetItemSource,
     GetItemSource,
-    GlobalSource,
     TypeSource,
 )
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import builder
 from torch._dynamo.variables.base import (
-    ValueMutationExisting,
     ValueMutationNew,
     VariableTracker,
 )
-from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder, wrap_fx_proxy
+from torch._dynamo.variables.builder import SourcelessBuilder, VariableBuilder
 from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
@@ -53,7 +51,6 @@ from torch._dynamo.variables.functions import UserFunctionVariable
 from torch._dynamo.variables.iter import IteratorVariable
 from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.lists import (
-    ListVariable,
     SizeVariable,
     TupleVariable,
 )
@@ -72,18 +69,15 @@ if TYPE_CHECKING:
 __all__ = [
     "AttrSource",
     "BuiltinVariable",
-    "CheckFunctionManager",
     "ConstDictVariable",
     "ConstantVariable",
     "DictGetItemSource",
     "GenericContextWrappingVariable",
     "GetItemSource",
-    "GlobalSource",
     "Guard",
     "GuardBuilder",
     "IteratorVariable",
     "LazyVariableTracker",
-    "ListVariable",
     "PyCodegen",
     "SideEffects",
     "SizeVariable",
@@ -93,11 +87,9 @@ __all__ = [
     "TorchInGraphFunctionVariable",
     "TupleVariable",
     "TypeSource",
-    "Unsupported",
     "UserDefinedClassVariable",
     "UserDefinedObjectVariable",
     "UserFunctionVariable",
-    "ValueMutationExisting",
     "ValueMutationNew",
     "VariableBuilder",
     "VariableTracker",
@@ -131,7 +123,6 @@ __all__ = [
     "sizes_equal",
     "skip_frame",
     "track_existing",
-    "wrap_fx_proxy",
     "wrap_input",
 ]
 

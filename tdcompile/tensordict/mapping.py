@@ -53,6 +53,7 @@ class MappingMixin(TensorDictState, TensorCollection):
     __slots__ = ()
 
     if TYPE_CHECKING:
+
         def _index(self, index: Any) -> Any: ...
 
         def _set_index(self, index: Any, value: Any) -> None: ...

@@ -11,16 +11,18 @@ Guards: none for the rest; the type of an entry that is read from a copy.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tdcompile._compat import dynamo as seam
 from tdcompile.variables.breaks import break_graph
-from tdcompile.variables.fields import InputField
-from tdcompile.variables.layout import FIELDS, Layout
+from tdcompile.variables.fields import input_states
 from tdcompile.variables.storage import NestedCopies, StorageVariable
 from tdcompile.variables.tensordict import TensorDictVariable
 
-__all__ = ["Copies", "shallow_copy"]
+if TYPE_CHECKING:
+    from tdcompile.variables.layout import Layout
+
+__all__ = ["Copies", "nested_tensordict", "shallow_copy"]
 
 
 def shallow_copy(td: TensorDictVariable) -> TensorDictVariable | None:
@@ -55,15 +57,8 @@ def _copy(td: TensorDictVariable, copies: NestedCopies) -> TensorDictVariable:
 
 def _edited_inputs(td: TensorDictVariable) -> list[TensorDictVariable]:
     """The input tensordicts that the trace has edited so far, but for the one to be copied."""
-    tracked = seam.current_translator().output.side_effects.id_to_variable.values()
-    return [
-        vt
-        for vt in tracked
-        if isinstance(vt, TensorDictVariable)
-        and vt.input_state is not None
-        and vt.is_modified
-        and vt is not td
-    ]
+    inputs = [state.owner for state in input_states(seam.current_translator())]
+    return [vt for vt in inputs if vt.is_modified and vt is not td]
 
 
 def _look_at_all(td: TensorDictVariable, seen: list[TensorDictVariable]) -> None:
@@ -126,6 +121,5 @@ class Copies:
         storage = StorageVariable(
             base=nested.entry_state, nested_copies=self, mutation_type=seam.new_mutation()
         )
-        fields: dict[str, Any] = {field: InputField(nested.input_state, field) for field in FIELDS}
-        fields["is_locked"] = seam.constant(False)
+        fields = {**nested.input_state.unread_fields(), "is_locked": seam.constant(False)}
         return TensorDictVariable.new(nested.layout, storage, fields)

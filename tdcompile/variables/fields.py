@@ -1,6 +1,7 @@
 """Batch size, device, names and lock of a tracked tensordict: carried unread, guarded when read.
 
-Key names: :class:`InputField` (a field of an input, not read), :func:`read_field`.
+Key names: :class:`InputState` (the fields of an input), :class:`InputField` (one, not read),
+:func:`input_states` (of all inputs of a frame).
 
 Invariant: a field that is only carried along costs no guard: it is loaded from its tensordict when
 the result is built. A batch size is a relation to leaves: a trace that read a leaf takes the sizes
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tdcompile._compat import dynamo as seam
+from tdcompile.variables.layout import FIELDS
 
 if TYPE_CHECKING:
     from tdcompile.variables.layout import Layout
     from tdcompile.variables.tensordict import TensorDictVariable
 
-__all__ = ["InputField", "InputState"]
+__all__ = ["InputField", "InputState", "input_states", "marked_dims"]
 
 
 class InputState:
@@ -46,6 +48,10 @@ class InputState:
     def peek(self, field: str) -> Any:
         """The value itself, unguarded: only for choices that are sound either way."""
         return getattr(self.value, getattr(self.owner.layout, field))
+
+    def unread_fields(self) -> dict[str, InputField]:
+        """All fields as they were, by our names."""
+        return {field: InputField(self, field) for field in FIELDS}
 
     def read(self, tx: Any, field: str) -> seam.VariableTracker:
         """The field as a tracker.
@@ -105,15 +111,11 @@ class InputState:
 
     def _relatives(self, tx: Any) -> list[InputState]:
         """The input tensordicts of this frame on one path with this one, this one first."""
-        others = [
-            state
-            for vt in tx.output.side_effects.id_to_variable.values()
-            if (state := getattr(vt, "input_state", None)) is not None and state is not self
-        ]
         related = [
             other
-            for other in others
-            if other.root == self.root
+            for other in input_states(tx)
+            if other is not self
+            and other.root == self.root
             and all(a == b for a, b in zip(other.path, self.path, strict=False))
         ]
         return [self, *related]
@@ -132,6 +134,13 @@ class InputState:
         for key in _marked_path(self.value, self.owner.layout, batch_dims, set()) or ():
             td = td.entry_state.get(key).realize()
         return None if td is self.owner else td
+
+
+def input_states(tx: Any) -> list[InputState]:
+    """The states of all input tensordicts that the frame has touched."""
+    tracked = tx.output.side_effects.id_to_variable.values()
+    states = [getattr(vt, "input_state", None) for vt in tracked]
+    return [state for state in states if state is not None]
 
 
 def _marked_path(value: Any, layout: Layout, batch_dims: int, seen: set[int]) -> list[str] | None:

@@ -69,10 +69,12 @@ def method(
     if op.number_function is not None and operands[1].is_python_constant():
         function = op.number_function
 
-    def call(leaves: list[seam.VariableTracker]) -> seam.VariableTracker:
-        return seam.call_torch_function(tx, function, leaves, kwargs)
+    return _combine(tx, op, operands, _torch_call(tx, function, kwargs))
 
-    return _combine(tx, op, operands, call)
+
+def _torch_call(tx: Any, function: Any, kwargs: dict[str, Any]) -> Call:
+    """A call of a torch function on the operands of one leaf."""
+    return lambda leaves: seam.call_torch_function(tx, function, leaves, kwargs)
 
 
 def _bind(op: LeafwiseOp, args: list[Any], kwargs: dict[str, Any]) -> list[Any] | None:
@@ -98,15 +100,14 @@ def operator_call(tx: Any, function: Any, args: Sequence[Any]) -> seam.VariableT
         return _is_element(tx, *operands)
     if inplace and isinstance(operands[0], TensorDictVariable):
         result = _combine_inplace(tx, op, operands, {})
+    elif inplace or op.operator_function is None:
+        result = _combine(tx, op, operands, _torch_call(tx, op.function, {}))
     else:
-
-        def call(leaves: list[seam.VariableTracker]) -> seam.VariableTracker:
-            # The operator itself: a Python number may stand on the left.
-            if op.operator_function is None or inplace:
-                return seam.call_torch_function(tx, op.function, leaves, {})
-            return seam.build(tx, op.operator_function).call_function(tx, leaves, {})
-
-        result = _combine(tx, op, operands, call)
+        # The operator itself: a Python number may stand on the left.
+        python_operator = seam.build(tx, op.operator_function)
+        result = _combine(
+            tx, op, operands, lambda leaves: python_operator.call_function(tx, leaves, {})
+        )
     return result if result is not None else _by_protocol(tx, op, operands, inplace)
 
 
@@ -131,10 +132,7 @@ def torch_function(
         return None
     operands = [arg.realize() for arg in args]
 
-    def call(leaves: list[seam.VariableTracker]) -> seam.VariableTracker:
-        return seam.call_torch_function(tx, op.function, leaves, kwargs)
-
-    return _combine(tx, op, operands, call)
+    return _combine(tx, op, operands, _torch_call(tx, op.function, kwargs))
 
 
 def _by_protocol(
@@ -325,16 +323,13 @@ def _needs_batch_dims(operands: list[_Operand]) -> bool:
     )
 
 
-Row = tuple[TensorDictVariable, str, Any, list[Any]]
-
-
 def _rows(
     tx: Any, op: LeafwiseOp, operands: list[_Operand]
 ) -> tuple[TensorDictVariable, list[Any]] | None:
     """The structure of the first tensordict with, for each leaf, its aligned operands.
 
     Returns:
-        The tensordict and a list of ``(key, entry, row)``: `row` is a list of operands for a leaf,
+        The tensordict and a list of ``(key, row)``: `row` is a list of operands for a leaf,
         a nested pair like this one for a nested tensordict, None for a non-tensor that is carried.
         None where the plain case does not hold; nothing has been emitted then but views.
     """
@@ -363,7 +358,7 @@ def _rows(
             row = None
         else:
             return None
-        out.append((key, entry, row))
+        out.append((key, row))
     return td, out
 
 
@@ -411,7 +406,7 @@ def _emit(
 ) -> TensorDictVariable:
     td, entries = rows
     storage: StorageVariable = td.storage.snapshot()
-    for key, _, row in entries:
+    for key, row in entries:
         if row is not None:
             value = call(row) if isinstance(row, list) else _emit(tx, row, call, is_locked)
             storage.set(tx, key, value)
@@ -436,7 +431,7 @@ def _check_in_place(
     tx: Any, op: LeafwiseOp, rows: tuple[TensorDictVariable, list[Any]], path: tuple[str, ...]
 ) -> None:
     """Check that each leaf can hold its result, as the eager method does before it writes one."""
-    for key, _, row in rows[1]:
+    for key, row in rows[1]:
         if isinstance(row, tuple):
             _check_in_place(tx, op, row, (*path, key))
         elif row is not None:
@@ -451,7 +446,7 @@ def _emit_inplace(
     tx: Any, op: LeafwiseOp, rows: tuple[TensorDictVariable, list[Any]], kwargs: dict[str, Any]
 ) -> None:
     assert op.inplace is not None
-    for _, _, row in rows[1]:
+    for _, row in rows[1]:
         if isinstance(row, list):
             row[0].call_method(tx, op.inplace, row[1:], kwargs)
         elif row is not None:

@@ -6,8 +6,8 @@ Invariant: a tensordict of a locked tree can be unlocked by its root only, in a 
 code. The weak references that enforce it are made by the real ``lock_()`` at replay; within the
 trace the trackers remember who locked whom.
 
-Guards: the lock flag and the key set of each tensordict in the tree; ``unlock_`` also that no
-locked tensordict from outside holds one of them.
+Guards: the lock flag and the key set of each tensordict in the tree, the types of its entries;
+``unlock_`` also that no locked tensordict from outside holds one of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tdcompile._compat import dynamo as seam
 from tdcompile.variables.breaks import break_graph
-from tdcompile.variables.leafwise import entry_kind
+from tdcompile.variables.copies import nested_tensordict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,8 +98,9 @@ def _is_locked(td: TensorDictVariable, tx: Any) -> bool:
 
 def _nested(td: TensorDictVariable, tx: Any) -> Iterator[TensorDictVariable]:
     for _, entry in td.storage.items(tx, ordered=False):
-        if entry_kind(td, entry) == "tensordict":
-            yield entry.realize()  # type: ignore[misc]
+        nested = nested_tensordict(td.layout, entry)
+        if nested is not None:
+            yield nested
 
 
 def _collect(td: TensorDictVariable, tx: Any, tree: list[TensorDictVariable]) -> None:

@@ -149,22 +149,19 @@ def _make_handler(original: Any) -> Any:
     def replacement(
         fn: Any, arg_types: list[type], has_kwargs: bool, *args: Any, **kwargs: Any
     ) -> Any:
-        if not has_kwargs and any(
-            issubclass(t, (TensorDictVariable, TensorDictClassVariable)) for t in arg_types
-        ):
-            handler = _handler_for(fn, arg_types)
-            if handler is not None:
-                return handler
+        handler = None if has_kwargs else _handler_for(fn, arg_types)
+        if handler is not None:
+            return handler
         return function(fn, arg_types, has_kwargs, *args, **kwargs)
 
     return staticmethod(replacement)
 
 
 def _handler_for(fn: Any, arg_types: list[type]) -> Any:
+    if not any(issubclass(t, TensorDictVariable) for t in arg_types):
+        return None
     # A lazy operand is realised and dispatched again by upstream.
     if any(issubclass(t, seam.LazyVariableTracker) for t in arg_types):
-        return None
-    if not any(issubclass(t, TensorDictVariable) for t in arg_types):
         return None
     try:
         is_operator = fn in leafwise.OPERATORS
@@ -180,7 +177,7 @@ def _handler_for(fn: Any, arg_types: list[type]) -> Any:
 
 
 def patches() -> tuple[PatchSet, ...]:
-    """What ``install()`` applies: two tables, one method of operators, one of side effects."""
+    """What ``install()`` applies: trackers, the frames to start at, errors of whole graphs."""
     return (
         PatchSet(
             "trackers",

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tdcompile._compat import dynamo as seam
 from tdcompile._compat.slots import HookMixin
+from tdcompile.variables.calls import BoundCallVariable
 from tdcompile.variables.views import EntriesIteratorVariable, EntriesViewVariable
 
 if TYPE_CHECKING:
@@ -294,24 +295,22 @@ class StorageVariable(HookMixin, seam.VariableTracker):
         if self.nested_copies is not None and self._rest is not None:
             for key in self.keys(seam.current_translator(), ordered=False):
                 self.get(key)
-        return self._duplicate()
+        return self._duplicate(self.nested_copies)
 
-    def _duplicate(self) -> StorageVariable:
+    def _duplicate(self, nested_copies: NestedCopies | None) -> StorageVariable:
         return StorageVariable(
             base=self.base,
             edits={key: Edit(edit.value, edit.moved) for key, edit in self.edits.items()},
             cleared=self.cleared,
             values=dict(self.values),
-            nested_copies=self.nested_copies,
+            nested_copies=nested_copies,
             mutation_type=seam.new_mutation(),
         )
 
     def shallow_copy(self, nested_copies: NestedCopies) -> StorageVariable:
         """A snapshot whose nested tensordicts are copies. Guards: none until a key is read."""
         self._sync()
-        copied = self._duplicate()
-        copied.nested_copies = nested_copies
-        copied.templates = nested_copies.templates
+        copied = self._duplicate(nested_copies)
         for key, edit in self.edits.items():
             if edit.value is not None:
                 copied._record(key, Edit(nested_copies.now(edit.value), edit.moved))
@@ -353,8 +352,6 @@ class StorageVariable(HookMixin, seam.VariableTracker):
 
     def getattr_hook(self, tx: Any, name: str) -> seam.VariableTracker:
         if name in _DICT_METHODS:
-            from tdcompile.variables.calls import BoundCallVariable
-
             return BoundCallVariable(self, name)
         return super().getattr_hook(tx, name)  # type: ignore[misc,no-any-return]
 

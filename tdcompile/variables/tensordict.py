@@ -75,9 +75,9 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
         self.is_modified = False
         self.is_being_copied = False
         # The tensordicts that locked this one in the trace.
+        self.locked_by: list[TensorDictVariable] = []
         # Who holds whom may have changed since, also where it is locked again.
         self.was_unlocked = False
-        self.locked_by: list[TensorDictVariable] = []
         # Attribute -> tracker, for what the layout calls notes.
         self.notes: dict[str, seam.VariableTracker] = {}
         self.input_state: InputState | None = None
@@ -89,7 +89,7 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
                 getattr(value, layout.entries), seam.AttrSource(self.source, layout.entries)
             )
             storage = StorageVariable(base=self.entry_state)
-            fields = {field: InputField(self.input_state, field) for field in FIELDS}
+            fields = self.input_state.unread_fields()
         self.storage = storage if storage is not None else StorageVariable.of_items({})
         self.storage.notify = self._before_change
         # Our name of a field -> its tracker, or the InputField that it still equals.
