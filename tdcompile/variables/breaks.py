@@ -30,6 +30,11 @@ CATEGORIES: dict[str, tuple[str, tuple[str, ...]]] = {
         "A tensordict that holds itself has no end of nested copies.",
         ("Delete the entry that leads back before the copy.",),
     ),
+    "tdcompile: nested tensordict of a subclass": (
+        "Locks and shallow copies reach into nested tensordicts; a subclass has no tracker, so what"
+        " the call does to it is not known in the trace.",
+        ("Nest plain tensordicts, or call lock_() and copy() outside the compiled function.",),
+    ),
     "tdcompile: unlock of a held tensordict": (
         "Whether unlock_() is allowed depends on the locked tensordicts that hold this one, which a"
         " trace does not see.",

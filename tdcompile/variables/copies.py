@@ -32,6 +32,10 @@ def shallow_copy(td: TensorDictVariable) -> TensorDictVariable | None:
     """
     if td.layout.shallow_entries is None:
         return None
+    tracked = seam.current_translator().output.side_effects.id_to_variable.values()
+    if any(_is_of_subclass(td.layout, vt) for vt in tracked):
+        # It may be nested in this one, and edited: its edits are not ours to order.
+        break_graph("tdcompile: nested tensordict of a subclass", td)
     copies = td.storage.nested_copies
     if copies is None:
         edited = _edited_inputs(td)
@@ -74,13 +78,31 @@ def _look_at_all(td: TensorDictVariable, seen: list[TensorDictVariable]) -> None
 
 
 def nested_tensordict(layout: Layout, entry: seam.VariableTracker) -> TensorDictVariable | None:
-    """The entry, if it is a tensordict. Guards: its type; a leaf is not looked at further."""
+    """The entry, if it is a tensordict. Guards: its type; a leaf is not looked at further.
+
+    A nested tensordict of a subclass has no tracker of ours, and to take it for a leaf would be
+    wrong: the graph breaks.
+    """
     if isinstance(entry, seam.LazyVariableTracker) and not entry.is_realized():
         seam.install_type_guard(entry.source)
-        if entry.peek_type() is not layout.cls:
+        cls = entry.peek_type()
+        if cls is not layout.cls:
+            if issubclass(cls, layout.cls):
+                break_graph("tdcompile: nested tensordict of a subclass", cls.__name__)
             return None
     nested = entry.realize()
+    if _is_of_subclass(layout, nested):
+        break_graph("tdcompile: nested tensordict of a subclass", nested)
     return nested if isinstance(nested, TensorDictVariable) else None
+
+
+def _is_of_subclass(layout: Layout, vt: seam.VariableTracker) -> bool:
+    """Whether it is a tensordict that upstream tracks as any other object."""
+    return (
+        isinstance(vt, seam.UserDefinedObjectVariable)
+        and not isinstance(vt, TensorDictVariable)
+        and issubclass(vt.python_type(), layout.cls)
+    )
 
 
 class Copies:
