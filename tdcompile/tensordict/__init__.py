@@ -8,6 +8,7 @@ Invariant: nothing in this folder knows of Dynamo, of trackers or of the rest of
 
 from __future__ import annotations
 
+from tdcompile.tensordict.base import TensorDictBase
 from tdcompile.tensordict.collection import (
     TensorCollection,
     default_is_leaf,
@@ -30,6 +31,7 @@ __all__ = [
     "NonTensorData",
     "TensorCollection",
     "TensorDict",
+    "TensorDictBase",
     "default_is_leaf",
     "from_any",
     "from_dict",
