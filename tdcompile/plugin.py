@@ -27,7 +27,7 @@ from tdcompile.errors import ContractBreachError, TdcompileWarning, UnsupportedT
 from tdcompile.patching import PatchSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
     from tdcompile.backend.backend import TensorDictBackend
@@ -86,6 +86,7 @@ class _State:
         self.uses: list[Installation] = []
         self.automatic: Installation | None = None
         self.patches: PatchSet | None = None
+        self.end_kinds: Callable[[], None] = lambda: None
         self.backend_before: object = None
 
     def acquire(self) -> Installation:
@@ -93,6 +94,7 @@ class _State:
             patches = PatchSet.merged("tdcompile", _patch_sets())
             patches.apply()
             self.patches = patches
+            self.end_kinds = _serve_kinds()
             self.backend_before = _announce_backend()
         use = Installation(is_active=True)
         self.uses.append(use)
@@ -104,6 +106,7 @@ class _State:
             # First, since it may refuse; then nothing has changed.
             self.patches.undo()
             self.patches = None
+            self.end_kinds()
             _forget_backend(self.backend_before)
             _reset_dynamo()
         self.uses.remove(use)
@@ -210,6 +213,12 @@ def _patch_sets() -> Iterable[PatchSet]:
     from tdcompile.variables import registry
 
     return (*registry.patches(), *policy.patches())
+
+
+def _serve_kinds() -> Callable[[], None]:
+    from tdcompile.variables import registry
+
+    return registry.serve_kinds()
 
 
 def _announce_backend() -> object:

@@ -181,6 +181,8 @@ CONTRACT: list[PrivateName] = [
     *_names(
         "torch._dynamo.codegen",
         "class PyCodegen",
+        "function PyCodegen.create_load_global(name, add)",
+        "function PyCodegen.load_import_from",
         needed_by=_DYNAMO,
     ),
     *_names(
@@ -279,6 +281,7 @@ CONTRACT: list[PrivateName] = [
         "torch._dynamo.variables.user_defined",
         "class UserDefinedClassVariable",
         "class UserDefinedObjectVariable",
+        "function UserDefinedObjectVariable.method_setattr_standard(tx, name, value)",
         needed_by=_DYNAMO,
     ),
     *_names(
@@ -313,6 +316,7 @@ CONTRACT: list[PrivateName] = [
         "torch._dynamo.output_graph",
         "class OutputGraph",
         "function OutputGraph.call_user_compiler",
+        "function OutputGraph.install_global_by_id(prefix, value)",
         needed_by=_GUARDS,
     ),
     *_names(
@@ -324,6 +328,7 @@ CONTRACT: list[PrivateName] = [
     *_names(
         "torch._dynamo.variables.builtin",
         "attribute BuiltinVariable.call_function_handler_cache",
+        "function BuiltinVariable.call_method(tx, name, args)",
         needed_by=_DYNAMO,
     ),
     *_names("torch._dynamo.convert_frame", "class ConvertFrameAssert", needed_by=_EXCEPTIONS),

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -118,6 +119,7 @@ __all__ = [
     "maybe_mark_dynamic",
     "nesting",
     "new_mutation",
+    "push_function",
     "raise_in_user_code",
     "reset",
     "sizes_equal",
@@ -198,6 +200,17 @@ def inline_function(
 ) -> VariableTracker:
     """Trace a plain Python function of ours: it is a constant by contract, so it has no guard."""
     return UserFunctionVariable(function).call_function(tx, list(args), dict(kwargs or {}))
+
+
+def push_function(codegen: PyCodegen, function: Any) -> None:
+    """Push a function of ours: by import where it has a place, else as a global of the frame."""
+    name = getattr(function, "__qualname__", "")
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    if name and getattr(module, name, None) is function:
+        codegen.load_import_from(function.__module__, name)
+        return
+    glob = codegen.tx.output.install_global_by_id("__tdcompile_function", function)
+    codegen.append_output(codegen.create_load_global(glob, add=True))
 
 
 def sizes_equal(a: Any, b: Any) -> bool:

@@ -1,7 +1,7 @@
 """Making a tensordict from its parts in one call: what a compiled frame runs for each result.
 
-Key names: :func:`rebuild_tensordict`, :func:`shallow_entries`,
-:func:`may_unlock`.
+Key names: :data:`rebuild_tensordict`, :func:`rebuilder` (the same for another class),
+:func:`shallow_entries`, :func:`may_unlock`.
 
 Invariant: the parts come from a trace that checked them, so nothing is checked again.
 """
@@ -10,45 +10,56 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.locking import foreign_holder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
-__all__ = ["may_unlock", "rebuild_tensordict", "shallow_entries"]
+__all__ = ["may_unlock", "rebuild_tensordict", "rebuilder", "shallow_entries"]
 
 _new = object.__new__
 
 
-def rebuild_tensordict(
-    entries: dict[str, Any],
-    batch_size: torch.Size,
-    device: torch.device | None,
-    names: tuple[str | None, ...] | None,
-    is_locked: bool,
-) -> TensorDict:
-    """Make a tensordict that owns `entries`.
+def rebuilder(cls: type) -> Callable[..., Any]:
+    """Make the function that builds a tensordict of class `cls`, which has the dense state.
 
-    Args:
+    Its arguments:
         entries: leaves ``(*B, *F)``, nested tensordicts and non-tensor data; owned by the result.
         batch_size: ``(*B,)``.
         device: device of the result, or None.
         names: one a batch dimension, or None.
         is_locked: lock the result, and with it the tensordicts that it holds.
 
-    Returns:
-        A new tensordict; its leaves are those of `entries`, not copies.
+    It returns a new tensordict; its leaves are those of `entries`, not copies.
     """
-    td = _new(TensorDict)
-    td._entries = entries
-    td._batch_size = batch_size
-    td._device = device
-    td._names = names
-    td._is_locked = False
-    if is_locked:
-        td.lock_()
-    return td
+
+    def rebuild(
+        entries: dict[str, Any],
+        batch_size: torch.Size,
+        device: torch.device | None,
+        names: tuple[str | None, ...] | None,
+        is_locked: bool,
+    ) -> Any:
+        td: Any = _new(cls)
+        td._entries = entries
+        td._batch_size = batch_size
+        td._device = device
+        td._names = names
+        td._is_locked = False
+        if is_locked:
+            td.lock_()
+        return td
+
+    return rebuild
+
+
+rebuild_tensordict = rebuilder(TensorDict)
+# A compiled frame imports it by this name.
+rebuild_tensordict.__qualname__ = rebuild_tensordict.__name__ = "rebuild_tensordict"
 
 
 def shallow_entries(
@@ -68,19 +79,16 @@ def shallow_entries(
     """
     result: dict[str, Any] = {}
     for key, value in entries.items():
-        if isinstance(value, TensorDict):
+        if isinstance(value, TensorCollection):
             value = _copied(value, originals, templates)
         result[key] = value
     return result
 
 
-def _copied(
-    td: TensorDict, originals: tuple[TensorDict, ...], templates: tuple[TensorDict, ...]
-) -> TensorDict:
+def _copied(td: Any, originals: tuple[TensorDict, ...], templates: tuple[TensorDict, ...]) -> Any:
     for original, template in zip(originals, templates, strict=True):
         if td is original:
-            copied: TensorDict = template.clone(False)
-            return copied
+            return template.clone(False)
     entries = shallow_entries(td._entries, originals, templates)
     return td._from_entries(entries, td._batch_size, td._device, td._names)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from tdcompile._compat import dynamo as seam
 from tdcompile.variables.breaks import break_graph
 from tdcompile.variables.fields import input_states
+from tdcompile.variables.layout import SERVED
 from tdcompile.variables.storage import NestedCopies, StorageVariable
 from tdcompile.variables.tensordict import TensorDictVariable
 
@@ -86,8 +87,8 @@ def nested_tensordict(layout: Layout, entry: seam.VariableTracker) -> TensorDict
     if isinstance(entry, seam.LazyVariableTracker) and not entry.is_realized():
         seam.install_type_guard(entry.source)
         cls = entry.peek_type()
-        if cls is not layout.cls:
-            if issubclass(cls, layout.cls):
+        if cls not in SERVED:
+            if layout.is_unserved(cls):
                 break_graph("tdcompile: nested tensordict of a subclass", cls.__name__)
             return None
     nested = entry.realize()
@@ -101,7 +102,7 @@ def _is_of_subclass(layout: Layout, vt: seam.VariableTracker) -> bool:
     return (
         isinstance(vt, seam.UserDefinedObjectVariable)
         and not isinstance(vt, TensorDictVariable)
-        and issubclass(vt.python_type(), layout.cls)
+        and layout.is_unserved(vt.python_type())
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tdcompile._compat import dynamo as seam
-from tdcompile.variables.layout import FIELDS
+from tdcompile.variables.layout import FIELDS, SERVED
 
 if TYPE_CHECKING:
     from tdcompile.variables.layout import Layout
@@ -152,8 +152,8 @@ def _marked_path(value: Any, layout: Layout, batch_dims: int, seen: set[int]) ->
         if isinstance(entry, torch.Tensor):
             if marked_dims(entry, batch_dims):
                 return [key]
-        elif type(entry) is layout.cls:
-            below = _marked_path(entry, layout, batch_dims, seen)
+        elif type(entry) in SERVED:
+            below = _marked_path(entry, SERVED[type(entry)], batch_dims, seen)
             if below is not None:
                 return [key, *below]
     return None

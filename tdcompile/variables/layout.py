@@ -1,9 +1,11 @@
 """Where a tensordict class keeps its state: the descriptor that trackers read instead of a class.
 
-Key names: :class:`Layout` (one record a class), :data:`FIELDS` (our names of the state).
+Key names: :class:`Layout` (one record a class), :data:`SERVED` (those in use), :data:`FIELDS` (our
+names of the state).
 
 Invariant: no tracker names a tensordict class or an attribute of one; both come from a ``Layout``.
-A class is served by the trackers when a ``Layout`` of it is registered (``variables.registry``).
+A class is served by the trackers when a ``Layout`` of it is registered (``variables.registry``);
+one tensordict may hold others of any served class.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FIELDS", "Layout"]
+__all__ = ["FIELDS", "SERVED", "Layout"]
 
 #: The state of a tensordict beside its entries, in the order in which a rebuild function takes it.
 FIELDS = ("batch_size", "device", "names", "is_locked")
@@ -31,8 +33,8 @@ class Layout:
         device: attribute that holds the device or None.
         names: attribute that holds the dimension names or None.
         is_locked: attribute that holds the lock flag.
-        rebuild: importable function ``(entries, batch_size, device, names, is_locked)`` that
-            returns a new tensordict which owns `entries`; it runs once for each result.
+        rebuild: function ``(entries, batch_size, device, names, is_locked)`` that returns a new
+            tensordict which owns `entries`; it runs once for each result.
         is_trusted: whether the Python of the class is a constant by contract, so that tracing it
             installs no guard on its functions (our own class; not a foreign package).
         from_entries: name of the classmethod ``(entries, batch_size, device, names)`` that makes a
@@ -48,6 +50,8 @@ class Layout:
         bookkeeping: attributes that carry no meaning for a program (weak references of a lock);
             a trace reads them as None and drops writes to them.
         non_tensor: classes of entries that hold a value which is no tensor.
+        base: class of all that is no leaf; an entry of it whose own class is not served is unknown
+            to a trace. None stands for `cls`.
     """
 
     cls: type
@@ -65,6 +69,7 @@ class Layout:
     notes: tuple[str, ...] = ()
     bookkeeping: tuple[str, ...] = ()
     non_tensor: tuple[type, ...] = ()
+    base: type | None = None
 
     def field_of(self, attribute: str) -> str | None:
         """Our name of the state that `attribute` holds, or None."""
@@ -72,3 +77,11 @@ class Layout:
             if getattr(self, field) == attribute:
                 return field
         return None
+
+    def is_unserved(self, cls: type) -> bool:
+        """Whether an entry of class `cls` is a tensordict that no tracker serves."""
+        return cls not in SERVED and issubclass(cls, self.base or self.cls)
+
+
+#: Class -> its layout, of all classes that are served now; ``variables.registry`` writes it.
+SERVED: dict[type, Layout] = {}

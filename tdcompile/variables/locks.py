@@ -73,7 +73,7 @@ def unlock(td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, A
 def _note(td: TensorDictVariable, tx: Any, name: str, was_locked: bool) -> None:
     """What ``with`` would undo; the eager methods note the same."""
     op = [seam.constant(part) for part in (name, None, was_locked)]
-    td.call_method(tx, "__setattr__", [seam.constant("_last_op"), seam.TupleVariable(op)], {})
+    td.set_attribute(tx, "_last_op", seam.TupleVariable(op))
 
 
 def _guard_unheld(

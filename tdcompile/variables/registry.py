@@ -8,26 +8,37 @@ Invariant: nothing happens at import. ``patches()`` describes, ``plugin.install(
 from __future__ import annotations
 
 import functools
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from tdcompile._compat import dynamo as seam
 from tdcompile._compat.exceptions import FrameConverter, Translator
 from tdcompile._compat.guards import mark_frame, note_input
 from tdcompile.patching import Patch, PatchSet, TablePatch
+from tdcompile.tensordict import kinds
+from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.leafwise import LeafwiseOp
 from tdcompile.tensordict.nontensor import NonTensorData
-from tdcompile.tensordict.rebuild import may_unlock, rebuild_tensordict, shallow_entries
+from tdcompile.tensordict.rebuild import (
+    may_unlock,
+    rebuild_tensordict,
+    rebuilder,
+    shallow_entries,
+)
 from tdcompile.tensordict.reductions import ReductionOp
 from tdcompile.variables import aliases, contexts, errors, frames, leafwise, methods, replay
 from tdcompile.variables.breaks import skip_frame
-from tdcompile.variables.layout import FIELDS, Layout
+from tdcompile.variables.layout import FIELDS, SERVED, Layout
 from tdcompile.variables.tensordict import TensorDictClassVariable, TensorDictVariable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Imported for what it does: it fills the tables of native methods.
 assert methods.METHODS
 
-__all__ = ["OWN_LAYOUT", "patches", "register", "registered_layouts", "unregister"]
+__all__ = ["OWN_LAYOUT", "patches", "register", "registered_layouts", "serve_kinds", "unregister"]
 
 OWN_LAYOUT = Layout(
     cls=TensorDict,
@@ -45,21 +56,21 @@ OWN_LAYOUT = Layout(
     notes=("_last_op", "_open_ops"),
     bookkeeping=("_lock_parents",),
     non_tensor=(NonTensorData,),
+    base=TensorCollection,
 )
 
 #: Classes of the rows of our tables; a row is a constant.
 _TABLE_ROWS = (LeafwiseOp, ReductionOp)
 
-_FOREIGN: dict[type, tuple[Layout, PatchSet]] = {}
+#: Class -> its table entries, of the classes served beside our own.
+_ENTRIES: dict[type, PatchSet] = {}
+
+SERVED[TensorDict] = OWN_LAYOUT
 
 
 def registered_layouts() -> tuple[Layout, ...]:
     """The layouts that are served now: ours, and those that were registered."""
-    return (OWN_LAYOUT, *(layout for layout, _ in _FOREIGN.values()))
-
-
-def _served_classes() -> list[type]:
-    return [layout.cls for layout in registered_layouts()]
+    return tuple(SERVED.values())
 
 
 def register(layout: Layout) -> None:
@@ -68,16 +79,19 @@ def register(layout: Layout) -> None:
     Raises:
         ValueError: the class is served already.
     """
-    if any(known.cls is layout.cls for known in registered_layouts()):
+    _serve(layout, after=(seam.reset,))
+
+
+def _serve(layout: Layout, after: tuple[Any, ...] = ()) -> None:
+    if layout.cls in SERVED:
         raise ValueError(
             f"{layout.cls.__qualname__} is served already: "
             f"call unregister({layout.cls.__qualname__}) first"
         )
-    entries = PatchSet(
-        f"layout of {layout.cls.__qualname__}", _table_patches(layout), after=(seam.reset,)
-    )
+    entries = PatchSet(f"layout of {layout.cls.__qualname__}", _table_patches(layout), after=after)
     entries.apply()
-    _FOREIGN[layout.cls] = (layout, entries)
+    SERVED[layout.cls] = layout
+    _ENTRIES[layout.cls] = entries
 
 
 def unregister(cls: type) -> Layout:
@@ -86,9 +100,36 @@ def unregister(cls: type) -> Layout:
     Raises:
         KeyError: the class was not registered.
     """
-    layout, entries = _FOREIGN.pop(cls)
+    entries = _ENTRIES.pop(cls)
     entries.undo()
-    return layout
+    return SERVED.pop(cls)
+
+
+def serve_kinds() -> Callable[[], None]:
+    """Serve the classes that the container announces: those there are and those to come.
+
+    A class defined later needs no reset: no compiled frame knows it.
+
+    Returns:
+        A function that ends it.
+    """
+    served: list[type] = []
+
+    def serve(kind: type) -> None:
+        if kind not in SERVED:
+            _serve(replace(OWN_LAYOUT, cls=kind, rebuild=rebuilder(kind)))
+            served.append(kind)
+
+    for kind in kinds.announced():
+        serve(kind)
+    stop = kinds.observe(serve)
+
+    def end() -> None:
+        stop()
+        while served:
+            unregister(served.pop())
+
+    return end
 
 
 # ---- building trackers
@@ -176,6 +217,19 @@ def _handler_for(fn: Any, arg_types: list[type]) -> Any:
     return None
 
 
+def _builtin_call_method(original: Any) -> Any:
+    """Answer ``object.__setattr__(td, name, value)``, which a class with its own setter calls."""
+
+    def replacement(builtin: Any, tx: Any, name: str, args: Any, *rest: Any, **kwargs: Any) -> Any:
+        if builtin.fn is object and name == "__setattr__" and len(args) == 3:
+            td, attribute, value = (arg.realize() if i == 0 else arg for i, arg in enumerate(args))
+            if isinstance(td, TensorDictVariable):
+                return td.method_setattr_standard(tx, attribute, value)
+        return original(builtin, tx, name, args, *rest, **kwargs)
+
+    return replacement
+
+
 def patches() -> tuple[PatchSet, ...]:
     """What ``install()`` applies: trackers, the frames to start at, errors of whole graphs."""
     return (
@@ -201,6 +255,15 @@ def patches() -> tuple[PatchSet, ...]:
                     upstream="pytorch/pytorch#200455",
                     test="tests/variables/test_operators.py",
                     remove_when="Dynamo asks user classes for operators with a tensor operand",
+                ),
+                Patch(
+                    target=seam.BuiltinVariable,
+                    name="call_method",
+                    wrap=_builtin_call_method,
+                    reason="object.__setattr__ of a tensordict is a write of its state",
+                    upstream="torch/_dynamo/variables/builtin.py: asks for attribute mutation",
+                    test="tests/variables/test_kinds.py",
+                    remove_when="upstream asks the tracker of the object",
                 ),
                 Patch(
                     target=seam.SideEffects,
@@ -238,7 +301,7 @@ def patches() -> tuple[PatchSet, ...]:
                 Patch(
                     target=seam.convert_frame,
                     name="has_tensor_in_frame",
-                    wrap=lambda original: frames.has_tensor_in_frame(original, _served_classes),
+                    wrap=lambda original: frames.has_tensor_in_frame(original, SERVED),
                     reason="a frame that holds tensors in tensordicts only is worth a trace, too",
                     upstream="torch/_dynamo/convert_frame.py",
                     test="tests/variables/test_graph_break.py",

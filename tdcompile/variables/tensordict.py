@@ -20,7 +20,7 @@ from tdcompile._compat.guards import require_distinct
 from tdcompile._compat.slots import HookMixin
 from tdcompile.variables.calls import BoundCallVariable, NativeCallVariable
 from tdcompile.variables.fields import InputField, InputState, marked_dims
-from tdcompile.variables.layout import FIELDS, Layout
+from tdcompile.variables.layout import FIELDS, SERVED, Layout
 from tdcompile.variables.storage import EntryState, StorageVariable, items_of_mapping
 
 if TYPE_CHECKING:
@@ -178,6 +178,9 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
             if isinstance(attribute, staticmethod):
                 return seam.build(tx, attribute.__func__)
             if attribute is _MISSING:
+                fallback = inspect.getattr_static(layout.cls, "__getattr__", None)
+                if isinstance(fallback, types.FunctionType):
+                    return seam.inline_function(tx, fallback, [self, seam.constant(name)])
                 seam.raise_in_user_code(
                     tx, AttributeError, f"'{layout.cls.__name__}' object has no attribute '{name}'"
                 )
@@ -197,7 +200,16 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
             return seam.constant(False)
         return super().call_obj_hasattr(tx, name)
 
-    def _setattr(self, tx: Any, name: str, value: seam.VariableTracker) -> seam.VariableTracker:
+    def method_setattr_standard(
+        self, tx: Any, name: seam.VariableTracker, value: seam.VariableTracker, *args: Any
+    ) -> seam.VariableTracker:
+        """``object.__setattr__(td, name, value)``, which upstream answers by this method."""
+        return self.set_attribute(tx, name.as_python_constant(), value)
+
+    def set_attribute(
+        self, tx: Any, name: str, value: seam.VariableTracker
+    ) -> seam.VariableTracker:
+        """What ``object.__setattr__`` does: state by our own names, then a property's setter."""
         layout = self.layout
         field = layout.field_of(name)
         if name == layout.entries:
@@ -258,7 +270,10 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
             if result is not None:
                 return result
         if name == "__setattr__" and args[0].is_python_constant():
-            return self._setattr(tx, args[0].as_python_constant(), args[1])
+            custom = inspect.getattr_static(self.layout.cls, "__setattr__", None)
+            if self.layout.is_trusted and isinstance(custom, types.FunctionType):
+                return seam.inline_function(tx, custom, [self, *args])
+            return self.set_attribute(tx, args[0].as_python_constant(), args[1])
         if self.layout.is_trusted:
             attribute = inspect.getattr_static(self.layout.cls, name, None)
             if isinstance(attribute, types.FunctionType):
@@ -322,9 +337,7 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
     def reconstruct(self, codegen: seam.PyCodegen) -> None:
         """Push a new tensordict: one call of ``layout.rebuild``."""
         rebuild = self.layout.rebuild
-        codegen.add_push_null(
-            lambda: codegen.load_import_from(rebuild.__module__, rebuild.__name__)
-        )
+        codegen.add_push_null(lambda: seam.push_function(codegen, rebuild))
         codegen(self.storage)
         for field in FIELDS:
             push_field(codegen, self._field(field))
@@ -375,8 +388,8 @@ def _tensor_leaves(value: Any, layout: Layout, seen: set[int]) -> Iterator[torch
     for entry in getattr(value, layout.entries).values():
         if isinstance(entry, torch.Tensor):
             yield entry
-        elif type(entry) is layout.cls:
-            yield from _tensor_leaves(entry, layout, seen)
+        elif type(entry) in SERVED:
+            yield from _tensor_leaves(entry, SERVED[type(entry)], seen)
 
 
 def push_field(codegen: seam.PyCodegen, value: Any) -> None:
