@@ -449,6 +449,34 @@ DIFFERENCES: list[Difference] = [
         ),
     ),
     *_rows(
+        "Conversions",
+        (
+            'made = TensorDict.from_pytree({("u", "v"): t})\nlist(made.to_pytree())',
+            "['u']",
+            "[('u', 'v')]",
+            "a pytree comes back as it was, whatever the keys of its dictionaries are",
+        ),
+        (
+            'TensorDict.from_pytree({"_pytree_type": t}).to_pytree()',
+            "{}",
+            "{'_pytree_type': tensor([1., 2., 3.])}",
+            "as above",
+        ),
+        (
+            'Pair = __import__("collections").namedtuple("Pair", "a b")\n'
+            "TensorDict.from_pytree(Pair(t, [1, 2])).to_pytree().b",
+            "[1, 2]",
+            "[tensor(1), tensor(2)]",
+            "the fields of a named tuple are containers, too: a list is no tensor",
+        ),
+        (
+            'list(TensorDict({"a.b": t, "a": {"b": {"c": t}}}).state_dict())',
+            "['a.b', 'a.b.c']",
+            "raises KeyError",
+            "a flat key that stands for a leaf and for a level cannot be loaded again",
+        ),
+    ),
+    *_rows(
         "Non-tensor data",
         (
             'text[0] = 5.0\ntext["b"], text[0]["s"], text[1]["s"]',

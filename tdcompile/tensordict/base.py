@@ -15,6 +15,7 @@ from tdcompile.tensordict.arithmetic import ArithmeticMixin
 from tdcompile.tensordict.casting import CastingMixin
 from tdcompile.tensordict.construct import ConstructMixin
 from tdcompile.tensordict.contexts import ContextsMixin
+from tdcompile.tensordict.conversion import ConversionMixin
 from tdcompile.tensordict.copying import CopyingMixin
 from tdcompile.tensordict.functional import TorchFunctionMixin
 from tdcompile.tensordict.indexing import IndexingMixin
@@ -26,6 +27,8 @@ from tdcompile.tensordict.printing import PrintingMixin
 from tdcompile.tensordict.reductions import ReductionsMixin
 from tdcompile.tensordict.selection import SelectionMixin
 from tdcompile.tensordict.shapes import ShapesMixin
+from tdcompile.tensordict.statedict import StateDictMixin
+from tdcompile.tensordict.structarrays import StructArraysMixin
 from tdcompile.tensordict.views import ViewsMixin
 
 DENSE_SLOTS = (
@@ -48,6 +51,9 @@ class TensorDictMethods(
     SelectionMixin,
     CopyingMixin,
     ConstructMixin,
+    ConversionMixin,
+    StructArraysMixin,
+    StateDictMixin,
     LockingMixin,
     ContextsMixin,
     NamesMixin,

@@ -8,6 +8,7 @@ Invariant: a value is a tensordict (of any kind) exactly if it is a ``TensorColl
 
 from __future__ import annotations
 
+from types import GenericAlias
 from typing import TYPE_CHECKING, Any
 
 from tdcompile.tensordict.nontensor import NonTensorData
@@ -17,6 +18,10 @@ class TensorCollection:
     """Base of everything that maps keys to tensors: dense, lazy stacks, tensorclasses."""
 
     __slots__ = ()
+
+    # A sequence of rows can be iterated over in one direction only, as a mapping.
+    __reversed__ = None
+    __class_getitem__: Any = classmethod(GenericAlias)
 
     if TYPE_CHECKING:
         # What every kind has.

@@ -60,10 +60,18 @@ class ConstructMixin:
             batch_dims: at most so many batch dimensions; implies `auto_batch_size`.
             names: a name or ``None`` for each batch dimension.
 
+        Raises:
+            ValueError: if both `batch_size` and `batch_dims` are given.
+
         Example:
             >>> TensorDict.from_dict({"a": torch.zeros(3, 2)}, auto_batch_size=True).batch_size
             torch.Size([3, 2])
         """
+        if batch_size is not None and batch_dims is not None:
+            raise ValueError(
+                f"expected either batch_size or batch_dims, found both: {batch_size!r} and "
+                f"{batch_dims!r}"
+            )
         if isinstance(input_dict, TensorCollection):
             source = dict(input_dict.items())
             if batch_size is None:

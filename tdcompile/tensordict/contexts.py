@@ -25,6 +25,18 @@ class ContextsMixin:
         _last_op: tuple[str, Any, Any] | None
         _open_ops: list[Any] | None
 
+    def clear_refs_for_compile_(self) -> Self:
+        """Forget what ``with`` would undo, here and below, and return the tensordict itself.
+
+        Compiled code does not need it; it is here for programs that call it.
+        """
+        slots: Any = self  # mypy takes the empty __slots__ of a mixin for all there are
+        slots._last_op = None
+        for value in slots._entries.values():
+            if isinstance(value, ContextsMixin):
+                value.clear_refs_for_compile_()
+        return self
+
     def __enter__(self) -> Self:
         """Open a block that undoes the method which gave this tensordict, if it can be undone."""
         op = getattr(self, "_last_op", None)

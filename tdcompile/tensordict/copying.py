@@ -162,15 +162,27 @@ class CopyingMixin(TensorDictState):
         return result
 
     def __reduce__(self) -> tuple[Any, ...]:
-        names = self._names
-        state = (tuple(self._batch_size), self._device, names, self._is_locked)
-        return _unpickle, (type(self), self._entries, *state)
+        state = {
+            "entries": dict(self._entries),
+            "batch_size": tuple(self._batch_size),
+            "device": self._device,
+            "names": self._names,
+            "is_locked": self._is_locked,
+        }
+        # Entries come with the state: one of them may lead back to this tensordict.
+        return _new, (type(self),), state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a pickled state: entries, batch size, device, names and lock."""
+        slots: Any = self  # mypy takes the empty __slots__ of a mixin for all there are
+        slots._entries = state["entries"]
+        slots._batch_size = torch.Size(state["batch_size"])
+        slots._device = state["device"]
+        slots._names = state["names"]
+        slots._is_locked = False
+        if state["is_locked"]:
+            slots.lock_()
 
 
-def _unpickle(
-    cls: Any, entries: dict[str, Any], batch_size: Any, device: Any, names: Any, is_locked: bool
-) -> Any:
-    result = cls._from_entries(dict(entries), torch.Size(batch_size), device, names)
-    if is_locked:
-        result.lock_()
-    return result
+def _new(cls: type) -> Any:
+    return object.__new__(cls)

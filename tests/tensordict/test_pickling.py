@@ -42,3 +42,17 @@ def test_deepcopy_of_a_leaf_in_the_graph_stays_in_the_graph():
     copied = copy.deepcopy(ours.TensorDict({"a": leaf * 2}, [3]))
     copied["a"].sum().backward()
     assert leaf.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_pickle_of_a_tensordict_that_holds_itself_comes_back():
+    td = ours.TensorDict({"n": {}}, [])
+    td["n"]._entries["up"] = td
+    result = _pickled(td)
+    assert result["n", "up"] is result
+
+
+def test_state_of_a_pickle_is_taken_over_by_setstate():
+    td, other = example(ours, lock=True), ours.TensorDict({})
+    other.__setstate__(td.__reduce__()[2])
+    assert other.is_locked
+    assert other["a"] is td["a"]
