@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import pickle
 import types
 import warnings
@@ -16,7 +15,6 @@ import torch
 from tensordict import NonTensorData as OracleNonTensorData
 
 import tdcompile.tensordict as ours
-from tdcompile.errors import LockedError, TensorDictShapeError, UnknownFieldError
 
 PACKAGES = (ours, oracle)
 _KINDS_OF_ERRORS = (KeyError, IndexError, AttributeError, TypeError, ValueError, RuntimeError)
@@ -53,7 +51,7 @@ def classes(package):
 
     class Cast(base["autocast"]):
         # The oracle does not find `package`, which is local to this function, in a string.
-        __annotations__ = {  # noqa: RUF012
+        __annotations__ = {
             "x": torch.Tensor,
             "s": str,
             "i": int,
