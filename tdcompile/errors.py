@@ -2,10 +2,10 @@
 
 Key names: :class:`TdcompileError` (base), :class:`TensorDictShapeError`,
 :class:`TensorDictIndexError`, :class:`NameConflictError`, :class:`KeyPathError`,
-:class:`InvalidKeyError`, :class:`UnknownFieldError`, :class:`KeyMismatchError`,
-:class:`KeyThroughLeafError`, :class:`LockedError`, :class:`UnsupportedTorchError`,
-:class:`ContractBreachError`, :class:`PatchConflictError`, :class:`GuardAuditError`,
-:class:`UnknownOptionError`, :class:`TdcompileWarning`.
+:class:`InvalidKeyError`, :class:`KeyThroughLeafError`, :class:`LockedError`,
+:class:`DistributedError`, :class:`WorkerError`,
+:class:`UnsupportedTorchError`, :class:`ContractBreachError`, :class:`PatchConflictError`,
+:class:`GuardAuditError`, :class:`UnknownOptionError`, :class:`TdcompileWarning`.
 
 Invariant: a message says what was expected, what was found, at which key path, and what to do.
 This module imports nothing, not even torch.
@@ -71,17 +71,6 @@ class InvalidKeyError(KeyPathError, TypeError, RuntimeError):
     """
 
 
-class UnknownFieldError(TdcompileError, AttributeError, ValueError):
-    """A key was written to a tensorclass that declares no such field.
-
-    Cause: ``tc.set("nmae", x)``, or an operation that gives other keys, such as ``flatten_keys``.
-    Fix: declare the field, or go on with ``tc.to_tensordict()``.
-
-    It is an ``AttributeError`` and a ``ValueError`` for programs written against the ``tensordict``
-    package, which raises one of the two depending on the method.
-    """
-
-
 class KeyMismatchError(KeyPathError, RuntimeError):
     """Tensordicts that are combined, stacked or concatenated have different keys.
 
@@ -103,6 +92,22 @@ class LockedError(TdcompileError, RuntimeError):
 
     Cause: ``td.lock_()`` (on it or on a parent) came before the write.
     Fix: write in place (``td.set_``, ``td.update_``) or unlock the root first.
+    """
+
+
+class DistributedError(TdcompileError, RuntimeError):
+    """Tensordicts of several ranks do not fit each other, or a transfer between ranks failed.
+
+    Cause: the ranks hold other keys, shapes or dtypes; a leaf cannot be sent; a rank went away.
+    Fix: the message names the rank and the key; ``td.init_remote`` sends a structure as well.
+    """
+
+
+class WorkerError(TdcompileError, RuntimeError):
+    """A worker process of ``td.map`` ended, or raised what cannot be passed to the caller.
+
+    Cause: the process was killed or could not start, or its exception cannot be pickled.
+    Fix: the message has the exit code or the worker's traceback.
     """
 
 

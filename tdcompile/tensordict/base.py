@@ -17,6 +17,7 @@ from tdcompile.tensordict.construct import ConstructMixin
 from tdcompile.tensordict.contexts import ContextsMixin
 from tdcompile.tensordict.conversion import ConversionMixin
 from tdcompile.tensordict.copying import CopyingMixin
+from tdcompile.tensordict.distributed import DistributedMixin
 from tdcompile.tensordict.functional import TorchFunctionMixin
 from tdcompile.tensordict.indexing import IndexingMixin
 from tdcompile.tensordict.locking import LockingMixin
@@ -66,6 +67,7 @@ class TensorDictMethods(
     TorchFunctionMixin,
     PrintingMixin,
     MetadataMixin,
+    DistributedMixin,
 ):
     """Every method of a tensordict, over the state declared in ``TensorDictState``."""
 
