@@ -2,10 +2,11 @@
 
 Key names: :class:`TdcompileError` (base), :class:`TensorDictShapeError`,
 :class:`TensorDictIndexError`, :class:`NameConflictError`, :class:`KeyPathError`,
-:class:`InvalidKeyError`, :class:`KeyThroughLeafError`, :class:`LockedError`,
-:class:`DistributedError`, :class:`WorkerError`,
-:class:`UnsupportedTorchError`, :class:`ContractBreachError`, :class:`PatchConflictError`,
-:class:`GuardAuditError`, :class:`UnknownOptionError`, :class:`TdcompileWarning`.
+:class:`InvalidKeyError`, :class:`UnknownFieldError`, :class:`KeyMismatchError`,
+:class:`KeyThroughLeafError`, :class:`LockedError`, :class:`DistributedError`,
+:class:`WorkerError`, :class:`UnsupportedTorchError`, :class:`ContractBreachError`,
+:class:`PatchConflictError`, :class:`GuardAuditError`, :class:`UnknownOptionError`,
+:class:`TdcompileWarning`.
 
 Invariant: a message says what was expected, what was found, at which key path, and what to do.
 This module imports nothing, not even torch.
@@ -68,6 +69,17 @@ class InvalidKeyError(KeyPathError, TypeError, RuntimeError):
 
     It is a ``KeyError`` and a ``TypeError``, and a ``RuntimeError`` for programs written against
     the ``tensordict`` package, which raises one of the three depending on the method.
+    """
+
+
+class UnknownFieldError(TdcompileError, AttributeError, ValueError):
+    """A key was written to a tensorclass that declares no such field.
+
+    Cause: ``tc.set("nmae", x)``, or an operation that gives other keys, such as ``flatten_keys``.
+    Fix: declare the field, or go on with ``tc.to_tensordict()``.
+
+    It is an ``AttributeError`` and a ``ValueError`` for programs written against the ``tensordict``
+    package, which raises one of the two depending on the method.
     """
 
 

@@ -25,22 +25,32 @@ from tdcompile.tensordict.keys import (
 )
 from tdcompile.tensordict.nontensor import NonTensorData, is_non_tensor
 from tdcompile.tensordict.pytree import register_pytree
+from tdcompile.tensordict.tensorclass import (
+    TensorClass,
+    from_dataclass,
+    is_tensorclass,
+    tensorclass,
+)
 
 __all__ = [
     "NestedKey",
     "NonTensorData",
+    "TensorClass",
     "TensorCollection",
     "TensorDict",
     "TensorDictBase",
     "default_is_leaf",
     "from_any",
+    "from_dataclass",
     "from_dict",
     "fromkeys",
     "is_leaf_nontensor",
     "is_non_tensor",
     "is_tensor_collection",
+    "is_tensorclass",
     "make_tensordict",
     "register_pytree",
+    "tensorclass",
     "unravel_key",
     "unravel_key_list",
     "unravel_key_to_tuple",

@@ -503,7 +503,7 @@ def _equality_method(op: LeafwiseOp, otherwise: bool) -> Callable[..., Any]:
 
     def dunder(self: Any, other: Any) -> Any:
         if isinstance(other, dict):
-            other = type(self)(other, batch_size=self._batch_size)
+            other = self._dense(other, batch_size=self._batch_size)
         return method(self, other) if is_operand(other) else otherwise
 
     return dunder

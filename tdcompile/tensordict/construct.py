@@ -39,6 +39,13 @@ class ConstructMixin:
         ) -> Any: ...
 
     @classmethod
+    def _make(
+        cls, source: Any, batch_size: Any = None, device: Any = None, names: Any = None
+    ) -> Self:
+        """Make an instance of a mapping, also where the constructor takes something else."""
+        return cls(source, batch_size=batch_size, device=device, names=names)
+
+    @classmethod
     def from_dict(
         cls,
         input_dict: Any,
@@ -79,8 +86,8 @@ class ConstructMixin:
         else:
             source = {key: _convert(cls, value) for key, value in input_dict.items()}
         if batch_size is not None:
-            return cls(source, batch_size=batch_size, device=device, names=names)
-        result = cls(source, device=device)
+            return cls._make(source, batch_size, device, names)
+        result = cls._make(source, None, device)
         if auto_batch_size or batch_dims is not None:
             result.auto_batch_size_(batch_dims)
         if names is not None:
@@ -93,7 +100,7 @@ class ConstructMixin:
 
         A tensor is stored as it is: every key then holds the same tensor.
         """
-        return cls(dict.fromkeys(keys, value))
+        return cls._make(dict.fromkeys(keys, value))
 
     @classmethod
     def from_any(

@@ -52,9 +52,25 @@ class CopyingMixin(TensorDictState):
         """Return a shallow copy: ``clone(recurse=False)``."""
         return self.clone(False)
 
-    def to_tensordict(self, *, retain_none: bool | None = None) -> Self:
-        """Return a copy as a plain tensordict: ``clone()``."""
-        return self.clone()
+    def to_tensordict(self, *, retain_none: bool | None = None) -> Any:
+        """Return a copy of the leaves in plain tensordicts, here and below.
+
+        Args:
+            retain_none: give fields of a tensorclass that have no value entries that are ``None``.
+        """
+        entries: dict[str, Any] = {}
+        for name, value in self._entries.items():
+            if isinstance(value, Tensor):
+                entries[name] = value.clone()
+            elif isinstance(value, TensorCollection):
+                entries[name] = value.to_tensordict(retain_none=retain_none)  # type: ignore[attr-defined]
+            else:
+                entries[name] = value
+        if retain_none and self.__tensorclass_schema__ is not None:
+            for name in self.__tensorclass_schema__.names:
+                if name not in entries:
+                    entries[name] = NonTensorData(None, self._batch_size)
+        return self._dense._from_entries(entries, self._batch_size, self._device, self._names)
 
     def empty(
         self,
@@ -84,8 +100,7 @@ class CopyingMixin(TensorDictState):
             other.setdefault("device", self._device)
             if "names" not in other and other["batch_size"] == self._batch_size:
                 other["names"] = self._names
-            cls: Any = type(self)
-            result: Any = cls({}, **other)
+            result: Any = type(self)._make({}, **other)  # type: ignore[attr-defined]
         else:
             result = self._from_entries({}, self._batch_size, self._device, self._names)
         if recurse:

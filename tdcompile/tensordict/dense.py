@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tdcompile.tensordict.base import DENSE_SLOTS, TensorDictBase
+from tdcompile.tensordict.base import DENSE_SLOTS, TensorDictBase, TensorDictMethods
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.keys import unravel_key_to_tuple
 from tdcompile.tensordict.metadata import as_device, as_size
@@ -115,3 +115,4 @@ class TensorDict(TensorDictBase):
 
 
 _new = object.__new__
+TensorDictMethods._dense = TensorDict

@@ -272,9 +272,12 @@ def _entries_under(tds: list[Any], key: str, path: _Path) -> list[Any]:
 
 
 def _check_keys(tds: list[Any], path: _Path) -> None:
+    kind = type(tds[0])
     first = tds[0]._entries
     for position, td in enumerate(tds):
         entries = td._entries
+        if type(td) is not kind:
+            _check_kinds(kind, type(td), path)
         missing = [key for key in first if key not in entries]
         further = [key for key in entries if key not in first]
         if missing or further:
@@ -284,6 +287,19 @@ def _check_keys(tds: list[Any], path: _Path) -> None:
                 f" {missing} of the first and has {further} beyond it. Select the common keys"
                 " first."
             )
+
+
+def _check_kinds(first: type[Any], other: type[Any], path: _Path) -> None:
+    """Raise if one of two classes is a tensorclass and neither is derived from the other."""
+    schemas = (first.__tensorclass_schema__, other.__tensorclass_schema__)
+    closed = any(schema is not None and schema.known is not None for schema in schemas)
+    if closed and not (issubclass(first, other) or issubclass(other, first)):
+        where_ = f" under {format_entry(path)}" if path else ""
+        raise TypeError(
+            f"expected instances of one tensorclass{where_} to stack or concatenate, found "
+            f"{first.__name__} and {other.__name__}: convert one of them first, as by "
+            "to_tensordict() or from_tensordict()"
+        )
 
 
 def _stack_level(tds: list[Any], dim: int, path: _Path) -> Any:

@@ -253,6 +253,7 @@ class IndexingMixin(BatchwiseMixin):
     __slots__ = ()
 
     if TYPE_CHECKING:
+        _dense: Any
 
         def _require(self, path: _Path) -> Any: ...
 
@@ -436,8 +437,7 @@ class IndexingMixin(BatchwiseMixin):
                 write.plan(self, _broadcast_value(value, sizes), ())
             else:
                 # The constructor checks leaves against the batch size that they are to fill.
-                make: Any = type(self)
-                write.plan(self, make(value, batch_size=sizes), ())
+                write.plan(self, self._dense(value, batch_size=sizes), ())
             write.run()
             return
         if not isinstance(value, (bool, int, float, complex, Tensor)):
@@ -509,8 +509,7 @@ class IndexingMixin(BatchwiseMixin):
         if isinstance(source, TensorCollection):
             source = _broadcast_value(source, sizes)
         else:
-            make: Any = type(self)
-            source = make(source, batch_size=sizes)
+            source = self._dense(source, batch_size=sizes)
         if keys_to_update is not None:
             source = source.select(*keys_to_update)
         write = _Write(items, sizes, len(batch_size), is_whole, may_add=False)

@@ -31,6 +31,7 @@ from tdcompile.tensordict.messages import (
     absent_error,
     locked_error,
     misfit_error,
+    require_fields,
     through_leaf_error,
 )
 from tdcompile.tensordict.names import spread_names
@@ -134,7 +135,7 @@ class MappingMixin(TensorDictState, TensorCollection):
                 raise absent_error(self, (index,), 0)
             value = entries[index]
             return value.data if isinstance(value, NonTensorData) else value
-        if isinstance(index, tuple) and _names_an_entry(index):
+        if isinstance(index, tuple) and names_an_entry(index):
             value = self
             for name in index:
                 if not isinstance(name, str) or not isinstance(value, MappingMixin):
@@ -241,7 +242,9 @@ class MappingMixin(TensorDictState, TensorCollection):
         return nested
 
     def _empty_like_self(self) -> Self:
-        return type(self)._from_entries({}, self._batch_size, self._device, self._names)
+        # Of a class with fields, what is nested is no instance.
+        nested: Any = self._dense._from_entries
+        return nested({}, self._batch_size, self._device, self._names)  # type: ignore[no-any-return]
 
     def _write(self, entries: dict[str, Any]) -> None:
         """Store entries that :meth:`_to_entry` made."""
@@ -306,7 +309,7 @@ class MappingMixin(TensorDictState, TensorCollection):
             LockedError: if `index` is a key and the tensordict is locked.
             TensorDictShapeError: if the value does not fit.
         """
-        if isinstance(index, str) or (isinstance(index, tuple) and _names_an_entry(index)):
+        if isinstance(index, str) or (isinstance(index, tuple) and names_an_entry(index)):
             self.set(index, value)
         else:
             self._set_index(index, value)
@@ -315,6 +318,8 @@ class MappingMixin(TensorDictState, TensorCollection):
         node, depth = self._deepest(path)
         if node._is_locked:
             raise locked_error(prefix + path)
+        if node.__tensorclass_schema__ is not None:
+            require_fields(type(node), (path[depth],))
         node._write({path[depth]: node._entry_below(path, depth, value, prefix)})
 
     def _entry_below(
@@ -445,6 +450,8 @@ class MappingMixin(TensorDictState, TensorCollection):
         if isinstance(source, MappingMixin):
             source = source._entries
         elif not isinstance(source, dict):
+            return None
+        if self.__tensorclass_schema__ is not None:
             return None
         pending: dict[str, Any] = {}
         for key, value in source.items():
@@ -594,6 +601,8 @@ class MappingMixin(TensorDictState, TensorCollection):
             node, depth = self._deepest(new)
         if node._is_locked or source._is_locked:
             raise locked_error(old)
+        if node.__tensorclass_schema__ is not None:
+            require_fields(type(node), (new[depth],))
         entry = node._entry_below(new, depth, value)
         del source._entries[old[-1]]
         node._write({new[depth]: entry})
@@ -630,7 +639,7 @@ def _contradict(td: Any, source: Any) -> bool:
     return bool(ours[:ndim] != theirs[:ndim])
 
 
-def _names_an_entry(index: tuple[Any, ...]) -> bool:
+def names_an_entry(index: tuple[Any, ...]) -> bool:
     """Tell whether a tuple in square brackets is a key path (and no index)."""
     if len(index) == 0 or not isinstance(index[0], (str, tuple)):
         return False

@@ -1,7 +1,7 @@
 """The errors that several files of the container raise, with their wording.
 
 Key names: :func:`locked_error`, :func:`absent_error`, :func:`through_leaf_error`,
-:func:`misfit_error`.
+:func:`misfit_error`, :func:`require_fields`.
 
 Invariant: a message says what was expected, what was found, at which key path, and what to do.
 """
@@ -10,7 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tdcompile.errors import KeyPathError, KeyThroughLeafError, LockedError, TensorDictShapeError
+from tdcompile.errors import (
+    KeyPathError,
+    KeyThroughLeafError,
+    LockedError,
+    TensorDictShapeError,
+    UnknownFieldError,
+)
 from tdcompile.tensordict.keys import format_entry, format_key
 from tdcompile.tensordict.nontensor import NonTensorData
 
@@ -43,6 +49,23 @@ def through_leaf_error(value: Any, path: tuple[str, ...]) -> KeyThroughLeafError
         f"expected a tensordict at {path[0]!r} on the way to {format_key(path)}, found {kind}: "
         "shorten the key, or delete that entry first"
     )
+
+
+def require_fields(cls: Any, keys: Any) -> None:
+    """Raise unless all keys are fields of a class that allows no others.
+
+    Raises:
+        UnknownFieldError: if one is not.
+    """
+    schema = cls.__tensorclass_schema__
+    if schema.known is None:
+        return
+    for key in keys:
+        if key not in schema.known:
+            raise UnknownFieldError(
+                f"expected one of the fields {list(schema.names)} of {cls.__name__}, found the key "
+                f"{key!r}: declare it in the class, or use a plain tensordict (to_tensordict())"
+            )
 
 
 def misfit_error(node: Any, value: Tensor, path: Any, scalar: Any = None) -> TensorDictShapeError:

@@ -48,29 +48,41 @@ def _fields(td: Any, level: int, used: int) -> str:
         level: how deep it is nested.
         used: characters already on the line.
     """
-    line = "{" + ", ".join(_describe(td, name, None) for name in sorted(td.keys())) + "}"
+    names = _names_to_show(td)
+    line = "{" + ", ".join(_describe(td, name, None) for name in names) + "}"
     if "\n" not in line and used + len(line) <= _MAX_WIDTH:
         return line
     pad = "\n" + " " * (_INDENT * (level + 1))
-    return "{" + ",".join(pad + _describe(td, name, level + 1) for name in sorted(td.keys())) + "}"
+    return "{" + ",".join(pad + _describe(td, name, level + 1) for name in names) + "}"
+
+
+def _names_to_show(td: Any) -> list[str]:
+    """Return the keys in order, then the fields of a tensorclass that have no value."""
+    names = sorted(td._entries)
+    schema = td.__tensorclass_schema__
+    if schema is not None and schema.known is not None:
+        names += [name for name in schema.names if name not in td._entries]
+    return names
 
 
 def _describe(td: Any, name: str, level: int | None) -> str:
-    value = td.get(name)
-    ndim = len(td.batch_size)
+    value = td._entries.get(name)
+    ndim = len(td._batch_size)
     if isinstance(value, Tensor):
         device = value.device
-        at = f"@{device}" if td.device is None and device.type != "cpu" else ""
+        at = f"@{device}" if td._device is None and device.type != "cpu" else ""
         return f"{name}: {_short_dtype(value.dtype)}{_shape(value.shape[ndim:])}{at}"
     if isinstance(value, NonTensorData):
         return f"{name}: {type(value.data).__name__}"
     if not isinstance(value, TensorCollection):
         # A pytree of placeholders, such as the dimensions that vmap maps over.
         return f"{name}: {value!r}"
-    extra = value.batch_size[ndim:]  # type: ignore[attr-defined]
-    head = f"{name}: {_shape(extra) if extra else ''}"
+    extra = value._batch_size[ndim:]  # type: ignore[attr-defined]
+    schema = value.__tensorclass_schema__  # type: ignore[attr-defined]
+    kind = "" if schema is None else type(value).__name__
+    head = f"{name}: {kind}{_shape(extra) if extra else ''}"
     if level is None:
-        inner = ", ".join(_describe(value, key, None) for key in sorted(value.keys()))  # type: ignore[attr-defined]
+        inner = ", ".join(_describe(value, key, None) for key in _names_to_show(value))
         return head + "{" + inner + "}"
     return head + _fields(value, level, _INDENT * level + len(head) + 1)
 

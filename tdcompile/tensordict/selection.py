@@ -48,7 +48,7 @@ class SelectionMixin(TensorDictState):
             *keys: keys, which may be nested; the key of a nested tensordict takes all of it.
             inplace: remove the other entries from this tensordict and return it.
             strict: raise for an absent key; otherwise it is left out.
-            as_tensordict: has no effect here.
+            as_tensordict: return a plain tensordict of a tensorclass.
 
         Raises:
             KeyPathError: if a key is absent (with `strict`).
@@ -65,7 +65,10 @@ class SelectionMixin(TensorDictState):
         changes: list[tuple[Any, dict[str, Any]]] = []
         entries = _selected(self, paths, strict, inplace, changes)
         if not inplace:
-            return self._from_entries(entries, self._batch_size, self._device, self._names)
+            make: Any = self._dense if as_tensordict else self
+            return make._from_entries(  # type: ignore[no-any-return]
+                entries, self._batch_size, self._device, self._names
+            )
         for node, kept in changes:
             node._entries.clear()
             node._entries.update(kept)

@@ -20,7 +20,11 @@ class TensorDictState:
 
     __slots__ = ()
 
+    # What a class with fields declares, see fields.py.
+    __tensorclass_schema__: Any = None
+
     if TYPE_CHECKING:
+        _dense: type[Any]  # the dense kind itself, for what is nested or plain
         _entries: dict[str, Any]
         _batch_size: torch.Size
         _device: torch.device | None

@@ -22,6 +22,7 @@ from tdcompile.tensordict.messages import (
     absent_error,
     locked_error,
     misfit_error,
+    require_fields,
     through_leaf_error,
 )
 from tdcompile.tensordict.nontensor import NonTensorData, to_leaf
@@ -92,6 +93,8 @@ class UpdatePlan:
             if self.clone and isinstance(value, (Tensor, TensorCollection)):
                 value = value.clone()
             pending[name] = node._to_entry(value, where)
+        if node.__tensorclass_schema__ is not None:
+            require_fields(type(node), pending)
         if pending:
             self.writes.append((node, pending))
 
