@@ -16,6 +16,7 @@ Example:
 
 from __future__ import annotations
 
+from tdcompile import base, functional, utils
 from tdcompile.plugin import install, is_installed, uninstall
 from tdcompile.tensordict import *  # noqa: F403
 from tdcompile.tensordict import __all__ as _container_names
@@ -24,4 +25,13 @@ __version__ = "0.1.0"
 
 # The container's names are listed once, in tdcompile.tensordict. They are bound here and not
 # served by a module __getattr__: Dynamo reads `tdcompile.stack` from the module's dictionary.
-__all__ = [*_container_names, "__version__", "install", "is_installed", "uninstall"]
+__all__ = [
+    *_container_names,
+    "__version__",
+    "base",
+    "functional",
+    "install",
+    "is_installed",
+    "uninstall",
+    "utils",
+]

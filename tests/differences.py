@@ -449,6 +449,33 @@ DIFFERENCES: list[Difference] = [
         ),
     ),
     *_rows(
+        "Padding, merging, comparing",
+        (
+            "list(package.pad_sequence([nest, nest]).keys())",
+            "['n', 'b']",
+            "['b', 'n']",
+            "the keys keep their order",
+        ),
+        (
+            "package.pad_sequence([named, named]).names",
+            "[None, None]",
+            "[None, 'time']",
+            "the names that all samples have are kept, as by `torch.stack`",
+        ),
+        (
+            'package.assert_close(TensorDict(a=t), TensorDict(a="word"))',
+            "raises AttributeError",
+            "raises AssertionError",
+            "entries that differ in kind, or in shape, are not close",
+        ),
+        (
+            "package.merge_tensordicts(TensorDict(a=t), TensorDict(a={'x': t}))",
+            "raises AttributeError",
+            "raises KeyMismatchError",
+            "the error names the key",
+        ),
+    ),
+    *_rows(
         "Conversions",
         (
             'made = TensorDict.from_pytree({("u", "v"): t})\nlist(made.to_pytree())',

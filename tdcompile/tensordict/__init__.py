@@ -15,16 +15,38 @@ from tdcompile.tensordict.collection import (
     is_leaf_nontensor,
     is_tensor_collection,
 )
+from tdcompile.tensordict.compare import assert_close
 from tdcompile.tensordict.dense import TensorDict
-from tdcompile.tensordict.factories import from_any, from_dict, fromkeys, make_tensordict
+from tdcompile.tensordict.factories import (
+    from_any,
+    from_dict,
+    from_namedtuple,
+    from_pytree,
+    from_struct_array,
+    from_tuple,
+    fromkeys,
+    make_tensordict,
+)
+from tdcompile.tensordict.functional import cat, stack
+from tdcompile.tensordict.grouping import (
+    group_by,
+    is_bool,
+    is_floating,
+    is_inexact,
+    is_integer,
+    merge_tensordicts,
+)
 from tdcompile.tensordict.keys import (
+    KEY_SEPARATOR,
     NestedKey,
     unravel_key,
     unravel_key_list,
     unravel_key_to_tuple,
 )
 from tdcompile.tensordict.nontensor import NonTensorData, is_non_tensor
+from tdcompile.tensordict.padding import pad
 from tdcompile.tensordict.pytree import register_pytree
+from tdcompile.tensordict.sequences import pad_sequence
 from tdcompile.tensordict.tensorclass import (
     TensorClass,
     from_dataclass,
@@ -32,24 +54,43 @@ from tdcompile.tensordict.tensorclass import (
     tensorclass,
 )
 
+assert_allclose_td = assert_close
+
 __all__ = [
+    "KEY_SEPARATOR",
     "NestedKey",
     "NonTensorData",
     "TensorClass",
     "TensorCollection",
     "TensorDict",
     "TensorDictBase",
+    "assert_allclose_td",
+    "assert_close",
+    "cat",
     "default_is_leaf",
     "from_any",
     "from_dataclass",
     "from_dict",
+    "from_namedtuple",
+    "from_pytree",
+    "from_struct_array",
+    "from_tuple",
     "fromkeys",
+    "group_by",
+    "is_bool",
+    "is_floating",
+    "is_inexact",
+    "is_integer",
     "is_leaf_nontensor",
     "is_non_tensor",
     "is_tensor_collection",
     "is_tensorclass",
     "make_tensordict",
+    "merge_tensordicts",
+    "pad",
+    "pad_sequence",
     "register_pytree",
+    "stack",
     "tensorclass",
     "unravel_key",
     "unravel_key_list",

@@ -24,6 +24,7 @@ from tdcompile.tensordict.locking import LockingMixin
 from tdcompile.tensordict.mapping import MappingMixin
 from tdcompile.tensordict.metadata import MetadataMixin
 from tdcompile.tensordict.names import NamesMixin
+from tdcompile.tensordict.padding import PaddingMixin
 from tdcompile.tensordict.printing import PrintingMixin
 from tdcompile.tensordict.reductions import ReductionsMixin
 from tdcompile.tensordict.selection import SelectionMixin
@@ -60,6 +61,7 @@ class TensorDictMethods(
     NamesMixin,
     IndexingMixin,
     ShapesMixin,
+    PaddingMixin,
     ArithmeticMixin,
     ReductionsMixin,
     ApplyMixin,

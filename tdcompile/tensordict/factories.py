@@ -1,6 +1,7 @@
 """Functions that make tensordicts.
 
-Key names: :func:`make_tensordict`, :func:`from_dict`, :func:`from_any`, :func:`fromkeys`.
+Key names: :func:`make_tensordict`, :func:`from_dict`, :func:`from_any`, :func:`fromkeys`,
+and the other class methods of ``TensorDict`` that make one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ from tdcompile.tensordict.dense import TensorDict
 
 from_dict = TensorDict.from_dict
 from_any = TensorDict.from_any
+from_namedtuple = TensorDict.from_namedtuple
+from_pytree = TensorDict.from_pytree
+from_struct_array = TensorDict.from_struct_array
+from_tuple = TensorDict.from_tuple
 fromkeys = TensorDict.fromkeys
 
 

@@ -18,6 +18,9 @@ from tdcompile.errors import InvalidKeyError
 # mypy knows recursive aliases only through a quoted name.
 NestedKey = str | tuple["NestedKey", ...]
 
+KEY_SEPARATOR = "."
+"""What joins the parts of a key path in flat state dicts and in ``flatten_keys`` by default."""
+
 
 class _Omitted(Enum):
     NO_DEFAULT = "no default"

@@ -20,7 +20,7 @@ from torch import Tensor
 from tdcompile.errors import TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.conversion import bare
-from tdcompile.tensordict.keys import format_entry
+from tdcompile.tensordict.keys import KEY_SEPARATOR, format_entry
 from tdcompile.tensordict.messages import locked_error
 from tdcompile.tensordict.nontensor import NonTensorData
 from tdcompile.tensordict.state import TensorDictState
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections import OrderedDict
 
 _Path = tuple[str, ...]
-_SEPARATOR = "."
 # Keys of an older form, which keeps the metadata of a level among its entries.
 _OLD_KEYS = ("__batch_size", "__device")
 
@@ -229,9 +228,9 @@ def _unflatten(td: Any, state_dict: Mapping[str, Any], metadata: Any) -> _Level:
     # Metadata first: an empty level, or a non-tensor value, has no leaves to tell of it.
     for key, about in metadata.items():
         if key:
-            _level_at(root, known.get(key) or tuple(key.split(_SEPARATOR))).about = about
+            _level_at(root, known.get(key) or tuple(key.split(KEY_SEPARATOR))).about = about
     for key, value in state_dict.items():
-        path = known.get(key) or tuple(key.split(_SEPARATOR))
+        path = known.get(key) or tuple(key.split(KEY_SEPARATOR))
         _level_at(root, path[:-1]).items[path[-1]] = value
     _take_all_fields(root)
     return root
@@ -253,7 +252,7 @@ def _level_at(level: _Level, path: _Path) -> _Level:
 def _join_keys(td: Any, path: _Path, out: dict[str, _Path]) -> None:
     """Map joined keys to paths: a key of ours may have a dot in it."""
     for name, value in td._entries.items():
-        out.setdefault(_SEPARATOR.join((*path, name)), (*path, name))
+        out.setdefault(KEY_SEPARATOR.join((*path, name)), (*path, name))
         if isinstance(value, TensorCollection):
             _join_keys(value, (*path, name), out)
 
