@@ -10,6 +10,7 @@ is used by a test, never while a test file is imported.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -100,10 +101,10 @@ def _decorated(target: Any, path: str) -> Any:
     """What a missing decorator makes of a class or function: the same, and its use raises."""
     if isinstance(target, FunctionType):
 
+        @functools.wraps(target)  # pytest reads the parameters of a test
         def missing(*_: Any, **__: Any) -> Any:
             raise MissingName(path)
 
-        missing.__name__ = target.__name__
         return missing
     if isinstance(target, type) and not isinstance(target, _PlaceholderType):
         try:
