@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tdcompile.errors import KeyPathError, TensorDictShapeError
+from tdcompile.errors import KeyMismatchError, KeyPathError, TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.combine import combine
 from tdcompile.tensordict.keys import NO_DEFAULT, format_entry, unravel_key_to_tuple
@@ -255,7 +255,11 @@ class ApplyMixin:
         left: Any = self
         if pad is not None and isinstance(other, TensorCollection):
             left, other = _padded(self, other, pad), _padded(other, self, pad)
-        result = combine(_where_left, (left, condition, other), {})
+        try:
+            result = combine(_where_left, (left, condition, other), {})
+        except KeyMismatchError as error:
+            text = f"a key was not found and no pad value provided, give pad=. {error}"
+            raise KeyMismatchError(text) from None
         if out is not None:
             if update_batch_size and out._batch_size != result._batch_size:
                 out.batch_size = result._batch_size

@@ -154,18 +154,26 @@ class BatchwiseMixin:
         count = len(self._batch_size) + extra
         if dim < -count or dim >= count:
             raise TensorDictIndexError(
-                f"expected a dimension from {-count} to {count - 1} for batch size "
-                f"{tuple(self._batch_size)}; found {dim}: dimensions of a tensordict are batch "
-                "dimensions, leaves may have more"
+                f"Incompatible dim {dim} for batch size {tuple(self._batch_size)}: expected one "
+                f"from {-count} to {count - 1}. Dimensions of a tensordict are batch dimensions, "
+                "leaves may have more"
             )
         return dim + count if dim < 0 else dim
+
+    def _require_batch_dims(self, count: int, what: str) -> None:
+        """Raise an error unless there are `count` batch dimensions."""
+        if len(self._batch_size) < count:
+            raise TensorDictIndexError(
+                f"{what} requires at least {count} batch dimensions, found batch size "
+                f"{tuple(self._batch_size)}"
+            )
 
     def _batch_dim_list(self, dims: int | Sequence[int], what: str) -> list[int]:
         given = list(dims) if isinstance(dims, (tuple, list)) else [dims]
         result = [self._batch_dim(d) for d in given]  # type: ignore[arg-type]
         if len(set(result)) != len(result):
             raise TensorDictIndexError(
-                f"expected dimensions that differ from each other in {what}; found {given}"
+                f"repeated dim in {what}: expected dimensions that differ, found {given}"
             )
         return result
 

@@ -65,7 +65,7 @@ class TensorDict(TensorDictBase):
             source = kwargs
         elif kwargs:
             raise ValueError(
-                "expected the entries either as one mapping or as keyword arguments, found both: "
+                "expected the entries either as one mapping or as keyword arguments, not both: "
                 f"move {sorted(kwargs)} into the mapping"
             )
         elif not isinstance(source, (Mapping, TensorCollection)):

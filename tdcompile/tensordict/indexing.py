@@ -681,8 +681,8 @@ def _broadcast_value(value: Any, sizes: torch.Size) -> Any:
         return value
     if len(own) > len(sizes) or not _broadcasts(own, sizes):
         raise TensorDictShapeError(
-            f"expected a value whose batch size broadcasts to {tuple(sizes)}, that of the indexed "
-            f"tensordict; found {tuple(own)}"
+            f"the indexed part has the batch size {tuple(sizes)}, which differs from the source "
+            f"batch size {tuple(own)}, and that does not broadcast to it"
         )
     return value.expand(sizes)
 

@@ -118,7 +118,7 @@ def invalid_key(key: Any, part: Any = NO_DEFAULT) -> InvalidKeyError:
     found = key if part is NO_DEFAULT else part
     where = "" if found is key else f" inside {key!r}"
     return InvalidKeyError(
-        "expected a key, that is a string or a non-empty, possibly nested tuple of strings; "
+        "expected a key (NestedKey: a string or a non-empty, possibly nested tuple of strings); "
         f"found {found!r} of type {type(found).__name__}{where}"
     )
 

@@ -96,8 +96,8 @@ class LockingMixin(TensorDictState):
             parent = foreign_holder(self)
             if parent is not None:
                 raise LockedError(
-                    "expected the root of a locked tree to unlock, found a tensordict held by "
-                    f"a locked one with the keys {list(parent._entries)}: unlock that one first"
+                    "Cannot unlock a tensordict that is part of a locked graph. One with the keys "
+                    f"{list(parent._entries)} holds it: unlock that one first"
                 )
             nodes: list[Any] = []
             _collect_nodes(self, nodes)

@@ -590,7 +590,7 @@ class MappingMixin(TensorDictState, TensorCollection):
             return self
         if safe and self._has_path(new):
             raise KeyPathError(
-                f"expected {format_key(new)} to be free, found an entry there: "
+                f"key {format_key(new)} is already present in TensorDict: "
                 "delete it first, or rename with safe=False"
             )
         value = source._entries[old[-1]]

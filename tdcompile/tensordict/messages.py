@@ -28,17 +28,16 @@ def locked_error(path: Any) -> LockedError:
     """Make the error for a write to a locked tensordict."""
     what = f"write {format_entry(path)}" if path else "change the entries"
     return LockedError(
-        f"expected an unlocked tensordict to {what}, found a locked one: write in place "
-        "(set_, update_, or inplace=True) or unlock the root first (td.unlock_())"
+        f"Cannot modify locked TensorDict: expected an unlocked tensordict to {what}. Write in "
+        "place (set_, update_, or inplace=True) or unlock the root first (td.unlock_())"
     )
 
 
 def absent_error(node: Any, path: tuple[str, ...], depth: int) -> KeyPathError:
     """Make the error for ``path[depth]`` not being a key of `node`."""
-    where = f" of {format_entry(path[:depth])}" if depth else ""
+    where = f" at {format_entry(path[:depth])}" if depth else ""
     return KeyPathError(
-        f"expected key {format_key(path)}, found no {path[depth]!r} among the keys"
-        f"{where}: {list(node._entries)}"
+        f"key {format_key(path)} was not found in TensorDict with keys {list(node._entries)}{where}"
     )
 
 
@@ -84,6 +83,6 @@ def misfit_error(node: Any, value: Tensor, path: Any, scalar: Any = None) -> Ten
             " or td.set_non_tensor(key, value)"
         )
     return TensorDictShapeError(
-        f"expected {entry} to start with the batch size {list(size)}, found shape {list(shape)}: "
-        f"{detail}; {advice}"
+        f"batch dimension mismatch: expected {entry} to start with the batch size {list(size)}, "
+        f"found shape {list(shape)}: {detail}; {advice}"
     )

@@ -40,8 +40,8 @@ def check_names(names: Any, batch_dims: int) -> Names:
     result = tuple(names)
     if len(result) != batch_dims:
         raise ValueError(
-            f"expected {batch_dims} names, one for each batch dimension; found {len(result)}: "
-            f"{list(result)}"
+            "the length of the dimension names must equate the tensordict batch_dims: expected "
+            f"{batch_dims} names, found {len(result)}: {list(result)}"
         )
     seen: list[str] = []
     for name in result:

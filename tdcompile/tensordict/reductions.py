@@ -402,8 +402,8 @@ class ReductionsMixin:
 
     def __bool__(self) -> bool:
         raise RuntimeError(
-            "a tensordict has no truth value. Write td.is_empty() to ask for entries, or"
-            " (a == b).all() to compare."
+            "Converting a tensordict to boolean value is not permitted. Write td.is_empty() to ask"
+            " for entries, or (a == b).all() to compare."
         )
 
 

@@ -428,8 +428,8 @@ def _flatten_into(
             continue
         if key in out:
             raise KeyPathError(
-                f"expected key paths that differ when joined by {separator!r}, found two that give "
-                f"{key!r}: use another separator"
+                f"Flattening keys in tensordict causes keys to collide: two key paths give {key!r} "
+                f"when joined by {separator!r}. Use another separator"
             )
         out[key] = value
 

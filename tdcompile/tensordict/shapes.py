@@ -358,6 +358,7 @@ class ShapesMixin(SplitsMixin, RepeatsMixin):
         Raises:
             RuntimeError: with fewer than two batch dimensions (an ``IndexError`` as well).
         """
+        self._require_batch_dims(2, "fliplr")
         return self.flip(1)
 
     def flipud(self) -> Self:
@@ -366,6 +367,7 @@ class ShapesMixin(SplitsMixin, RepeatsMixin):
         Raises:
             RuntimeError: without batch dimensions (an ``IndexError`` as well).
         """
+        self._require_batch_dims(1, "flipud")
         return self.flip(0)
 
     def rot90(self, k: int = 1, dims: Sequence[int] = (0, 1)) -> Self:
@@ -378,6 +380,7 @@ class ShapesMixin(SplitsMixin, RepeatsMixin):
             RuntimeError: if there are not two different dimensions, in range (an ``IndexError`` as
                 well).
         """
+        self._require_batch_dims(2, "rot90")
         if len(dims) != 2:
             raise TensorDictIndexError(f"expected two dimensions to rotate in; found {dims}")
         first, second = self._batch_dim_list(dims, "dims")

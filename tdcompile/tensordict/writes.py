@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tdcompile.errors import TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
-from tdcompile.tensordict.keys import NO_DEFAULT, format_entry, unravel_key_to_tuple
+from tdcompile.tensordict.keys import NO_DEFAULT, format_entry, format_key, unravel_key_to_tuple
 from tdcompile.tensordict.messages import (
     absent_error,
     locked_error,
@@ -152,16 +152,17 @@ def plan_copy(
         value = value if isinstance(value, TensorCollection) else to_leaf(value, node._batch_size)
         if not isinstance(value, Tensor):
             raise TensorDictShapeError(
-                f"expected a tensor of shape {list(dest.shape)} to copy into "
-                f"{format_entry(path)}, found {type(value).__name__}: use set() to replace it"
+                f"Failed to update {format_key(path)} in tensordict: expected a tensor of shape "
+                f"{list(dest.shape)}, found {type(value).__name__}. Use set() to replace the entry"
             )
     if value.shape != dest.shape:
         if value.shape[: len(node._batch_size)] != node._batch_size:
             raise misfit_error(node, value, path)
         if not _broadcasts_to(value.shape, dest.shape):
             raise TensorDictShapeError(
-                f"expected a value that broadcasts to {list(dest.shape)} to copy into "
-                f"{format_entry(path)}, found shape {list(value.shape)}: use set() to replace it"
+                f"Failed to update {format_key(path)} in tensordict: expected a value that "
+                f"broadcasts to {list(dest.shape)}, found shape {list(value.shape)}. "
+                "Use set() to replace the entry"
             )
     copies.append((dest, value))
 

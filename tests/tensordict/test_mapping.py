@@ -335,5 +335,5 @@ def test_misfit_message_names_key_shape_and_dimension():
 def test_absent_key_message_lists_the_keys_there():
     with pytest.raises(KeyPathError) as info:
         example(ours)["n", "zz"]
-    assert "expected key ('n', 'zz'), found no 'zz'" in str(info.value)
-    assert """td["n"]: ['x', 'd']""" in str(info.value)
+    assert "key ('n', 'zz') was not found" in str(info.value)
+    assert """keys ['x', 'd'] at td["n"]""" in str(info.value)
