@@ -154,3 +154,14 @@ def test_uninstall_forgets_kinds():
     with tdcompile.install():
         assert Record in SERVED
     assert list(SERVED) == [TensorDict]
+
+
+def test_record_nested_mapping_made_in_the_trace_is_a_tensordict():
+    def program(r):
+        return record(n=r.x + 1).update({"m": {"deep": r.x * 2}})
+
+    def plain(r):
+        return TensorDict({"b": {"c": r.x + 1}}, batch_size=[3])
+
+    run(program, [record])
+    run(plain, [record])
