@@ -118,6 +118,7 @@ def _hook_names() -> list[PrivateName]:
 
 
 _BACKENDS = "tdcompile._compat.backends"
+_COLLECTIVES = "tdcompile._compat.collectives"
 _DYNAMO = "tdcompile._compat.dynamo"
 _EXCEPTIONS = "tdcompile._compat.exceptions"
 _GUARDS = "tdcompile._compat.guards"
@@ -153,6 +154,14 @@ CONTRACT: list[PrivateName] = [
     ),
     *_names("torch._inductor.config", "attribute post_grad_custom_pre_pass", needed_by=_INDUCTOR),
     *_names("torch._inductor.custom_graph_pass", "class CustomGraphPass", needed_by=_INDUCTOR),
+    *_names(
+        "torch.distributed._functional_collectives",
+        "function all_reduce(self, reduceOp, group)",
+        "function all_reduce_coalesced(self, reduceOp, group)",
+        needed_by=_COLLECTIVES,
+        required=False,
+    ),
+    *_names("torch", "function _assert_async", needed_by=_COLLECTIVES, required=False),
     *_names("torch._dynamo", "function reset", needed_by=_DYNAMO),
     *_names(
         "torch._dynamo.variables.base",

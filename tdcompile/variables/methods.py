@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tdcompile._compat import dynamo as seam
 from tdcompile.tensordict.leafwise import LEAFWISE_BY_NAME
-from tdcompile.variables import leafwise, locks
+from tdcompile.variables import collectives, leafwise, locks
 from tdcompile.variables.copies import shallow_copy
 from tdcompile.variables.tensordict import METHODS, PROPERTIES, TensorDictVariable
 
@@ -103,6 +103,7 @@ METHODS.update(
     {
         "__getitem__": _getitem,
         "__torch_function__": _torch_function,
+        "all_reduce": collectives.all_reduce,
         "clone": _clone,
         "copy": _copy,
         "get": _get,

@@ -20,7 +20,14 @@ from multiprocessing.connection import wait
 
 # One process imports torch, the ranks are forked off it; it has no threads.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch.distributed", "tdcompile"])
+_context.set_forkserver_preload(
+    [
+        "torch.distributed._functional_collectives",
+        "torch._dynamo.testing",
+        "torch._dynamo.backends.debugging",
+        "tdcompile.variables.registry",
+    ]
+)
 
 TIMEOUT_S = 60
 
