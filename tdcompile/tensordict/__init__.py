@@ -20,6 +20,8 @@ from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.factories import (
     from_any,
     from_dict,
+    from_module,
+    from_modules,
     from_namedtuple,
     from_pytree,
     from_struct_array,
@@ -45,6 +47,7 @@ from tdcompile.tensordict.keys import (
 )
 from tdcompile.tensordict.nontensor import NonTensorData, is_non_tensor
 from tdcompile.tensordict.padding import pad
+from tdcompile.tensordict.params import TensorDictParams
 from tdcompile.tensordict.pytree import register_pytree
 from tdcompile.tensordict.sequences import pad_sequence
 from tdcompile.tensordict.tensorclass import (
@@ -64,6 +67,7 @@ __all__ = [
     "TensorCollection",
     "TensorDict",
     "TensorDictBase",
+    "TensorDictParams",
     "assert_allclose_td",
     "assert_close",
     "cat",
@@ -71,6 +75,8 @@ __all__ = [
     "from_any",
     "from_dataclass",
     "from_dict",
+    "from_module",
+    "from_modules",
     "from_namedtuple",
     "from_pytree",
     "from_struct_array",

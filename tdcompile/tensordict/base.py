@@ -23,6 +23,7 @@ from tdcompile.tensordict.indexing import IndexingMixin
 from tdcompile.tensordict.locking import LockingMixin
 from tdcompile.tensordict.mapping import MappingMixin
 from tdcompile.tensordict.metadata import MetadataMixin
+from tdcompile.tensordict.modules import ModulesMixin
 from tdcompile.tensordict.names import NamesMixin
 from tdcompile.tensordict.padding import PaddingMixin
 from tdcompile.tensordict.printing import PrintingMixin
@@ -67,6 +68,7 @@ class TensorDictMethods(
     ApplyMixin,
     CastingMixin,
     TorchFunctionMixin,
+    ModulesMixin,
     PrintingMixin,
     MetadataMixin,
     DistributedMixin,

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
+from tdcompile.tensordict.modules import undo_to_module
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
@@ -102,5 +104,6 @@ WRITE_BACK: dict[str, Callable[[Any, Any, Any], None]] = {
     "lock_": _undo_lock,
     "unlock_": _undo_unlock,
     "flatten_keys": _undo_key_change("unflatten_keys"),
+    "to_module": undo_to_module,
     "unflatten_keys": _undo_key_change("flatten_keys"),
 }

@@ -6,9 +6,12 @@ and the other class methods of ``TensorDict`` that make one.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tdcompile.tensordict.dense import TensorDict
+
+if TYPE_CHECKING:
+    from torch import nn
 
 from_dict = TensorDict.from_dict
 from_any = TensorDict.from_any
@@ -17,6 +20,7 @@ from_pytree = TensorDict.from_pytree
 from_struct_array = TensorDict.from_struct_array
 from_tuple = TensorDict.from_tuple
 fromkeys = TensorDict.fromkeys
+from_modules = TensorDict.from_modules
 
 
 def make_tensordict(
@@ -38,3 +42,15 @@ def make_tensordict(
         device=device,
         auto_batch_size=auto_batch_size,
     )
+
+
+def from_module(
+    module: nn.Module, as_module: bool = False, lock: bool = True, use_state_dict: bool = False
+) -> Any:
+    """Return the parameters and buffers of a module, locked; see ``TensorDict.from_module``.
+
+    Example:
+        >>> from_module(torch.nn.Linear(2, 3)).is_locked
+        True
+    """
+    return TensorDict.from_module(module, as_module, lock, use_state_dict)

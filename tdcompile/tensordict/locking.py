@@ -72,9 +72,12 @@ class LockingMixin(TensorDictState):
         if self._is_locked:
             return
         slots._is_locked = True
-        for value in self._entries.values():
-            if isinstance(value, TensorCollection):
-                value._lock(self)  # type: ignore[attr-defined]
+        for child in self._lock_children():
+            child._lock(self)
+
+    def _lock_children(self) -> list[Any]:
+        """Return the tensordicts that are locked with this one."""
+        return [value for value in self._entries.values() if isinstance(value, TensorCollection)]
 
     def unlock_(self) -> Self:
         """Unlock this tensordict and all nested in it, and return it.
@@ -124,9 +127,8 @@ def _collect_nodes(node: Any, out: list[Any]) -> None:
     if any(seen is node for seen in out):
         return
     out.append(node)
-    for value in node._entries.values():
-        if isinstance(value, TensorCollection):
-            _collect_nodes(value, out)
+    for child in node._lock_children():
+        _collect_nodes(child, out)
 
 
 def _foreign_parent(node: Any, nodes: list[Any]) -> Any:

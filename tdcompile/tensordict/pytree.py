@@ -18,6 +18,7 @@ share.
 
 from __future__ import annotations
 
+import collections
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,7 @@ from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.construct import common_prefix
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.statedict import StateDict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -225,3 +227,10 @@ def _from_dumpable(dumped: dict[str, Any]) -> TensorDictContext:
 
 
 register_pytree(TensorDict)
+# As an OrderedDict, which a state dict is but for its metadata.
+pytree.register_pytree_node(
+    StateDict,
+    lambda state: (list(state.values()), list(state)),
+    lambda leaves, keys: collections.OrderedDict(zip(keys, leaves, strict=True)),
+    serialized_type_name=f"{StateDict.__module__}.{StateDict.__qualname__}",
+)
