@@ -478,6 +478,13 @@ DIFFERENCES: list[Difference] = [
     *_rows(
         "Conversions",
         (
+            'rows = TensorDict({"n": TensorDict({"x": torch.ones(1, 1)}, [1, 1])}, [1])\n'
+            "TensorDict(b=rows).tolist(tolist_first=True)",
+            "{'b': [{'n': {'x': tensor([1.])}}]}",
+            "{'b': [{'n': [{'x': tensor(1.)}]}]}",
+            "`tolist_first` holds at every level",
+        ),
+        (
             'made = TensorDict.from_pytree({("u", "v"): t})\nlist(made.to_pytree())',
             "['u']",
             "[('u', 'v')]",

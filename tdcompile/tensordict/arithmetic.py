@@ -13,6 +13,7 @@ and writes leaf after leaf, so that an operand may share storage with an output.
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -461,7 +462,31 @@ def _ternary_inplace_method(op: LeafwiseOp) -> Callable[..., Any]:
     return method
 
 
-def _install(name: str, method: Callable[..., Any], doc: str) -> None:
+def _signature(op: LeafwiseOp, *, inplace: bool) -> inspect.Signature:
+    """The parameters of the method of a row, as its documentation tells them."""
+    kinds = inspect.Parameter
+    named, only = kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY
+    empty = None if op.optional_operands else kinds.empty
+    found = [kinds("self", named)]
+    found += [kinds(name, named, default=empty) for name in op.operands]
+    keyword_kind = named if op.arity == 3 else only
+    found += [
+        kinds(name, keyword_kind, default=_KEYWORD_DEFAULTS.get(name)) for name in op.keywords
+    ]
+    if op.takes_default and not inplace:
+        found.append(kinds("default", only, default=None))
+    if op.arity == 3 and not inplace:
+        found.append(kinds("out", only, default=None))
+    return inspect.Signature(found)
+
+
+# What torch takes where a keyword is left out, if it is not None.
+_KEYWORD_DEFAULTS = {"value": 1}
+
+
+def _install(name: str, method: Any, doc: str, signature: inspect.Signature | None = None) -> None:
+    if signature is not None:
+        method.__signature__ = signature
     method.__name__ = name
     method.__qualname__ = f"ArithmeticMixin.{name}"
     method.__doc__ = doc
@@ -481,12 +506,14 @@ def _install_row(op: LeafwiseOp) -> None:
         op.name,
         makers[op.arity](op),
         f"Apply {what} to each leaf; a new tensordict with new leaves.",
+        _signature(op, inplace=False),
     )
     if op.inplace is not None:
         _install(
             f"{op.name}_",
             inplace_makers[op.arity](op),
             f"Apply {what} to each leaf in place; each leaf keeps its storage, returns self.",
+            _signature(op, inplace=True),
         )
     if op.operator is not None:
         dunder = _unary_method(op) if op.arity == 1 else _operator_method(op)

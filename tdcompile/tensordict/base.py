@@ -25,6 +25,7 @@ from tdcompile.tensordict.mapping import MappingMixin
 from tdcompile.tensordict.metadata import MetadataMixin
 from tdcompile.tensordict.modules import ModulesMixin
 from tdcompile.tensordict.names import NamesMixin
+from tdcompile.tensordict.newleaves import NewLeavesMixin
 from tdcompile.tensordict.padding import PaddingMixin
 from tdcompile.tensordict.printing import PrintingMixin
 from tdcompile.tensordict.reductions import ReductionsMixin
@@ -66,6 +67,7 @@ class TensorDictMethods(
     ArithmeticMixin,
     ReductionsMixin,
     ApplyMixin,
+    NewLeavesMixin,
     CastingMixin,
     TorchFunctionMixin,
     ModulesMixin,

@@ -30,21 +30,21 @@ class TensorCollection:
         items: Any
 
 
-def is_tensor_collection(value: Any) -> bool:
-    """Tell whether `value` is a tensordict of any kind (an instance or a class)."""
-    if isinstance(value, type):
-        return issubclass(value, TensorCollection)
-    return isinstance(value, TensorCollection)
+def is_tensor_collection(datatype: Any) -> bool:
+    """Tell whether `datatype` is a tensordict of any kind (an instance or a class)."""
+    if isinstance(datatype, type):
+        return issubclass(datatype, TensorCollection)
+    return isinstance(datatype, TensorCollection)
 
 
-def default_is_leaf(kind: type) -> bool:
-    """Tell whether entries of class `kind` are leaves: everything but tensordicts and non-tensors.
+def default_is_leaf(cls: type) -> bool:
+    """Tell whether entries of class `cls` are leaves: everything but tensordicts and non-tensors.
 
     It is what ``keys(include_nested=True, leaves_only=True)`` uses.
     """
-    return not issubclass(kind, (TensorCollection, NonTensorData))
+    return not issubclass(cls, (TensorCollection, NonTensorData))
 
 
-def is_leaf_nontensor(kind: type) -> bool:
-    """Tell whether entries of class `kind` are leaves, non-tensor values included."""
-    return not issubclass(kind, TensorCollection)
+def is_leaf_nontensor(cls: type) -> bool:
+    """Tell whether entries of class `cls` are leaves, non-tensor values included."""
+    return not issubclass(cls, TensorCollection)

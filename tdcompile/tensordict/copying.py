@@ -142,21 +142,48 @@ class CopyingMixin(TensorDictState):
                     result[name] = value.tolist() if convert_tensors else value
             elif isinstance(value, NonTensorData):
                 if value.data is not None or retain_none:
-                    result[name] = value.data
+                    result[name] = value.tolist() if tolist_first else value.data
             elif tolist_first:
-                result[name] = value.tolist(convert_tensors=convert_tensors)
+                result[name] = value.tolist(convert_tensors=convert_tensors, tolist_first=True)
             else:
                 result[name] = value.to_dict(
                     retain_none=retain_none, convert_tensors=convert_tensors
                 )
         return result
 
-    def tolist(self, *, convert_tensors: Any = True) -> Any:
-        """Return nested lists over the batch dimensions, with a dictionary for each element."""
+    def tolist(
+        self,
+        *,
+        convert_nodes: bool = True,
+        convert_tensors: Any = False,
+        tolist_first: bool = False,
+    ) -> Any:
+        """Return nested lists over the batch dimensions, with a dictionary for each element.
+
+        Args:
+            convert_nodes: make dictionaries of the elements; otherwise they are tensordicts.
+            convert_tensors: as in :meth:`to_dict`.
+            tolist_first: as in :meth:`to_dict`.
+
+        Raises:
+            TypeError: if `convert_tensors` is set and `convert_nodes` is not.
+
+        Example:
+            >>> TensorDict({"a": torch.arange(2)}, [2]).tolist(convert_tensors=True)
+            [{'a': 0}, {'a': 1}]
+        """
+        if convert_tensors and not convert_nodes:
+            raise TypeError("expected convert_nodes=True with convert_tensors, found False")
         if len(self._batch_size) == 0:
-            return self.to_dict(convert_tensors=convert_tensors, tolist_first=True)
-        rows = self.unbind(0)  # type: ignore[attr-defined]
-        return [row.tolist(convert_tensors=convert_tensors) for row in rows]
+            if not convert_nodes:
+                return self
+            return self.to_dict(convert_tensors=convert_tensors, tolist_first=tolist_first)
+        kwargs: dict[str, Any] = {
+            "convert_nodes": convert_nodes,
+            "convert_tensors": convert_tensors,
+            "tolist_first": tolist_first,
+        }
+        return [row.tolist(**kwargs) for row in self.unbind(0)]  # type: ignore[attr-defined]
 
     def __copy__(self) -> Self:
         return self.clone(False)

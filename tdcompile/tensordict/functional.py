@@ -119,11 +119,11 @@ class TorchFunctionMixin:
         return torch.cat(_ordered_leaves(self, sorted), dim, out=out)
 
 
-def stack(tensordicts: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     """Stack tensordicts along a new batch dimension.
 
     Args:
-        tensordicts: of one batch size ``(*B,)``, with the same keys and leaf shapes.
+        input: tensordicts of one batch size ``(*B,)``, with the same keys and leaf shapes.
         dim: where the new dimension goes among the batch dimensions, in ``[-n-1, n]``.
         out: a tensordict of the resulting batch size that is updated in place, and returned.
 
@@ -142,7 +142,7 @@ def stack(tensordicts: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
         >>> stack([td, td], dim=-1)["a"].shape
         torch.Size([3, 2, 4])
     """
-    tds = _checked(tensordicts, "stack")
+    tds = _checked(input, "stack")
     first = tds[0]
     batch_dims = len(first._batch_size)
     for position, td in enumerate(tds):
@@ -161,11 +161,11 @@ def stack(tensordicts: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     return _deliver(_stack_level(tds, dim, ()), out)
 
 
-def cat(tensordicts: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+def cat(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     """Concatenate tensordicts along a batch dimension.
 
     Args:
-        tensordicts: with the same keys, and batch sizes that differ in `dim` at most.
+        input: tensordicts with the same keys, and batch sizes that differ in `dim` at most.
         dim: a batch dimension, in ``[-n, n)``.
         out: a tensordict of the resulting batch size that is updated in place, and returned.
 
@@ -184,7 +184,7 @@ def cat(tensordicts: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
         >>> cat([td, td], dim=-2)["a"].shape
         torch.Size([6, 2, 4])
     """
-    tds = _checked(tensordicts, "cat")
+    tds = _checked(input, "cat")
     first = tds[0]
     batch_dims = len(first._batch_size)
     if not -batch_dims <= dim < batch_dims:
@@ -410,11 +410,16 @@ def _collect_paths(td: Any, path: _Path, leaves: list[tuple[_Path, Tensor]]) -> 
 # The table
 
 
+# Names of operands in torch, where the method of a tensordict has others.
+_OPERANDS_IN_TORCH = {"tensor1": "other1", "tensor2": "other2"}
+
+
 def _call_by_row(op: LeafwiseOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a leaf-wise function with the arguments of the torch function it stands for."""
     names = ("input", *op.operands)
     operands = list(args)
     keywords: dict[str, Any] = {}
+    kwargs = {_OPERANDS_IN_TORCH.get(name, name): value for name, value in kwargs.items()}
     for name, value in kwargs.items():
         if name in op.keywords:
             if value is not None:

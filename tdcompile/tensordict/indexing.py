@@ -517,8 +517,13 @@ class IndexingMixin(BatchwiseMixin):
         write.run()
         return self
 
-    def copy_at_(self, tensordict: Any, idx: Any, non_blocking: bool = False) -> Self:
-        """Write entries of another tensordict into a part of the batch; see :meth:`update_at_`."""
+    def copy_at_(
+        self, tensordict: Any, idx: Any, non_blocking: bool = False, *, fast: bool = True
+    ) -> Self:
+        """Write entries of another tensordict into a part of the batch; see :meth:`update_at_`.
+
+        `fast` changes nothing: there is one way, and it takes every source and index.
+        """
         return self.update_at_(tensordict, idx, non_blocking=non_blocking)
 
 

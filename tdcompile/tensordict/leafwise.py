@@ -215,13 +215,13 @@ LEAFWISE_OPS: tuple[LeafwiseOp, ...] = (
     _comparison("ge", operator.ge, "greater_equal"),
     # ternary
     LeafwiseOp(
-        "addcmul", torch.addcmul, 3, ("tensor1", "tensor2"), inplace="addcmul_", keywords=("value",)
+        "addcmul", torch.addcmul, 3, ("other1", "other2"), inplace="addcmul_", keywords=("value",)
     ),
     LeafwiseOp(
         "addcdiv",
         torch.addcdiv,
         3,
-        ("tensor1", "tensor2"),
+        ("other1", "other2"),
         inplace="addcdiv_",
         keywords=("value",),
         result="float",

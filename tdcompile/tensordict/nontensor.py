@@ -97,11 +97,11 @@ class NonTensorData:
         return NonTensorData, (self.data, tuple(self._batch_size), self._device)
 
 
-def is_non_tensor(value: Any) -> bool:
-    """Tell whether `value` is a ``NonTensorData`` (an instance or the class)."""
-    if isinstance(value, type):
-        return issubclass(value, NonTensorData)
-    return isinstance(value, NonTensorData)
+def is_non_tensor(data: Any) -> bool:
+    """Tell whether `data` is a ``NonTensorData`` (an instance or the class)."""
+    if isinstance(data, type):
+        return issubclass(data, NonTensorData)
+    return isinstance(data, NonTensorData)
 
 
 def to_leaf(value: Any, batch_size: torch.Size) -> torch.Tensor | NonTensorData:

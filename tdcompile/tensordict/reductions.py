@@ -12,6 +12,7 @@ are carried along.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -495,8 +496,23 @@ def _method_with_indices(op: ReductionOp) -> Callable[..., Any]:
     return method
 
 
+def _signature(op: ReductionOp, method: Any) -> inspect.Signature:
+    """The parameters of the method of a row, its own keywords by name."""
+    given = inspect.signature(method)
+    kept = [p for p in given.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    if not op.takes_key_transform:
+        kept = [p for p in kept if p.name != "key_transform"]
+    only = inspect.Parameter.KEYWORD_ONLY
+    own = [
+        inspect.Parameter(name, only, default=1 if name == "correction" else None)
+        for name in op.keywords
+    ]
+    return given.replace(parameters=[*kept, *own])
+
+
 def _install(op: ReductionOp) -> None:
-    method = _method_with_indices(op) if op.gives_indices else _method(op)
+    method: Any = _method_with_indices(op) if op.gives_indices else _method(op)
+    method.__signature__ = _signature(op, method)
     method.__name__ = op.name
     method.__qualname__ = f"ReductionsMixin.{op.name}"
     method.__doc__ = (

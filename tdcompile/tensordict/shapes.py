@@ -301,9 +301,9 @@ class ShapesMixin(SplitsMixin, RepeatsMixin):
         """Swap two batch dimensions; another name of :meth:`transpose`."""
         return self.transpose(axis0, axis1)
 
-    def swapdims(self, dim0: int, dim1: int) -> Self:
+    def swapdims(self, axis0: int, axis1: int) -> Self:
         """Swap two batch dimensions; another name of :meth:`transpose`."""
-        return self.transpose(dim0, dim1)
+        return self.transpose(axis0, axis1)
 
     def movedim(self, source: int | Sequence[int], destination: int | Sequence[int]) -> Self:
         """Move batch dimensions to other places; the rest keep their order. Leaves are views.

@@ -136,7 +136,23 @@ def test_pytree_with_another_leaf_is_refused(leaf):
         TensorDict.from_pytree({"a": [leaf]})
 
 
+def rows(p):
+    nested = p.TensorDict({"c": torch.arange(4).view(2, 2)}, [2, 2])
+    return p.TensorDict({"a": torch.arange(4).view(2, 2), "b": nested, "s": "x", "q": None}, [2])
+
+
 TO = {
+    "tolist": lambda p: rows(p).tolist(),
+    "tolist_tensors": lambda p: rows(p).tolist(convert_tensors=True),
+    "tolist_numpy": lambda p: repr(rows(p).tolist(convert_tensors="numpy")),
+    "tolist_first": lambda p: rows(p).tolist(tolist_first=True, convert_tensors=True),
+    "tolist_first_below": lambda p: p.TensorDict(a=1, b=rows(p).exclude("b")).tolist(
+        tolist_first=True
+    ),
+    "tolist_nodes": lambda p: rows(p).tolist(convert_nodes=False),
+    "tolist_node": lambda p: p.TensorDict(a=1).tolist(convert_nodes=False),
+    "tolist_both": lambda p: rows(p).tolist(convert_nodes=False, convert_tensors=True),
+    "to_dict_first": lambda p: rows(p).to_dict(tolist_first=True),
     "namedtuple": lambda p: example(p).to_namedtuple(),
     "namedtuple_fields": lambda p: example(p).to_namedtuple()._fields,
     "namedtuple_class": lambda p: type(example(p).select("a", "n").to_namedtuple(Pair)).__name__,
