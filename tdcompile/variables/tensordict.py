@@ -177,6 +177,8 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
                 return seam.inline_function(tx, attribute.fget, [self])
             if isinstance(attribute, staticmethod):
                 return seam.build(tx, attribute.__func__)
+            if attribute is None or isinstance(attribute, (bool, int, str)):
+                return seam.constant(attribute)
             if isinstance(attribute, type) and attribute in SERVED:
                 return TensorDictClassVariable(attribute, SERVED[attribute])
             if attribute is _MISSING:
