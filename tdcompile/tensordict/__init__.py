@@ -56,6 +56,7 @@ from tdcompile.tensordict.tensorclass import (
     is_tensorclass,
     tensorclass,
 )
+from tdcompile.tensordict.typed import TypedTensorDict
 
 assert_allclose_td = assert_close
 
@@ -68,6 +69,7 @@ __all__ = [
     "TensorDict",
     "TensorDictBase",
     "TensorDictParams",
+    "TypedTensorDict",
     "assert_allclose_td",
     "assert_close",
     "cat",

@@ -1,6 +1,7 @@
 """What a tensorclass stores for a value: conversions by option and by annotation.
 
-Key names: :func:`convert`, :func:`hint_class` (the class that a field is annotated with).
+Key names: :func:`convert`, :func:`hint_class` (what a field is annotated with),
+:func:`require_tensor_hints`.
 
 Invariant: the result is a tensor, a tensordict or a ``NonTensorData``, or something that
 ``_to_entry`` turns into a tensor.
@@ -19,9 +20,12 @@ from torch import Tensor
 
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
+from tdcompile.tensordict.fields import resolve_hints
 from tdcompile.tensordict.nontensor import NonTensorData
 
 _NUMBERS = (bool, int, float)
+_UNIONS = (typing.Union, types.UnionType)
+_SAYS_NOTHING: tuple[Any, ...] = (object, Any, type(None))
 
 
 def convert(td: Any, name: str, value: Any, keeps_mapping: bool = False) -> Any:
@@ -33,15 +37,16 @@ def convert(td: Any, name: str, value: Any, keeps_mapping: bool = False) -> Any:
         value: any value.
         keeps_mapping: a mapping stays what it is unless the annotation asks for a tensordict.
     """
-    schema = td.__tensorclass_schema__
-    if td._autocast and name in schema.known:
-        value = _autocast(td, schema, name, value)
-    if isinstance(value, (Tensor, TensorCollection, NonTensorData)):
+    is_field = name in td.__tensorclass_schema__.known
+    if td._autocast and is_field:
+        value = _autocast(td, name, value)
+    if _is_entry(value):
         return value
     if isinstance(value, Mapping):
         if td._tensor_only:
-            kind = hint_class(schema, type(td), name) if name in schema.known else None
-            keeps_mapping = type(value) is not dict and not _is_collection(kind)
+            keeps_mapping = type(value) is not dict and not (
+                is_field and hint_class(type(td), name)[1]
+            )
         return NonTensorData(value, td._batch_size) if keeps_mapping else value
     if td._tensor_only or (isinstance(value, list) and not td._autocast):
         return value
@@ -50,14 +55,18 @@ def convert(td: Any, name: str, value: Any, keeps_mapping: bool = False) -> Any:
     return NonTensorData(value, td._batch_size)
 
 
+def _is_entry(value: Any) -> bool:
+    return isinstance(value, (Tensor, TensorCollection, NonTensorData))
+
+
 def _is_number_array(value: Any) -> bool:
     kind = type(value)
     return kind.__module__ == "numpy" and kind.__name__ == "ndarray" and value.dtype.kind in "biufc"
 
 
-def _autocast(td: Any, schema: Any, name: str, value: Any) -> Any:
-    kind = hint_class(schema, type(td), name)
-    if kind is None or value is None or isinstance(value, kind):
+def _autocast(td: Any, name: str, value: Any) -> Any:
+    kind = hint_class(type(td), name)[0]
+    if kind is None or value is None or (isinstance(value, kind) and _is_entry(value)):
         return value
     if issubclass(kind, Tensor):
         return _as_tensor(value, name)
@@ -65,7 +74,7 @@ def _autocast(td: Any, schema: Any, name: str, value: Any) -> Any:
         return NonTensorData(value, td._batch_size)
     if _is_collection(kind):
         return _as_collection(td, kind, name, value)
-    if type(value) is dict:
+    if type(value) is dict or (isinstance(value, kind) and type(value) is not bool):
         return NonTensorData(value, td._batch_size)
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         module = sys.modules["numpy"]
@@ -104,47 +113,58 @@ def _is_collection(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, TensorCollection)
 
 
-def hint_class(schema: Any, cls: Any, name: str, must_be_tensor: bool = False) -> Any:
-    """Return the class that a field is annotated with; ``None`` for a union, ``Any`` and the like.
+def hint_class(cls: Any, name: str) -> tuple[Any, bool]:
+    """Return the class that a field is annotated with, and whether it may hold a tensordict.
 
-    Args:
-        schema: the schema of `cls`.
-        cls: a tensorclass.
-        name: a field.
-        must_be_tensor: raise unless every part of the annotation is a tensor or tensordict type.
+    The class is ``None`` for a union, for ``Any`` and the like; a union may hold a tensordict if
+    one of its parts is a tensordict type.
+    """
+    schema = cls.__tensorclass_schema__
+    # With a prefix: every class has attributes of its own, such as ``mro``.
+    attribute = f"of_{name}"
+    if not hasattr(schema.kinds, attribute):
+        hint = cls.__tensorclass_schema__.hints.get(name)
+        if isinstance(hint, str):
+            # What was not there at the class statement may be by now.
+            hint = resolve_hints(cls, {name: hint}, {})[name]
+        if isinstance(hint, str):
+            return None, False
+        kind, may_be_collection = _read_hint(hint)
+        setattr(schema.kinds, attribute, kind)
+        if may_be_collection:
+            schema.collections |= {name}
+    return getattr(schema.kinds, attribute), name in schema.collections
+
+
+def _read_hint(hint: Any) -> tuple[Any, bool]:
+    origin = typing.get_origin(hint)
+    if origin in _UNIONS:
+        return None, any(_read_hint(part)[1] for part in typing.get_args(hint))
+    kind = hint if origin is None else origin
+    if not isinstance(kind, type) or kind in _SAYS_NOTHING:
+        return None, False
+    return kind, _is_collection(kind)
+
+
+def require_tensor_hints(cls: Any) -> None:
+    """Raise unless every part of each annotation is a tensor or tensordict type.
 
     Raises:
-        TypeError: if `must_be_tensor` and it is not.
+        TypeError: if one is not.
     """
-    hint = schema.hints.get(name)
-    if isinstance(hint, str):
-        # What was not there at the class statement may be by now.
-        module = sys.modules.get(cls.__module__)
-        try:
-            hint = eval(hint, getattr(module, "__dict__", {}), {cls.__name__: cls})
-        except Exception:
-            hint = None
-        else:
-            schema.hints[name] = hint
-    if must_be_tensor and not _is_tensor_hint(hint):
-        raise TypeError(
-            f"tensor_only requires tensor or tensordict types, found {schema.hints.get(name)!r} "
-            f"for the field {name!r} of {cls.__name__}"
-        )
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return None
-    kind = hint if origin is None else origin
-    return (
-        kind if isinstance(kind, type) and kind is not type(None) and kind is not object else None
-    )
+    for name, hint in cls.__tensorclass_schema__.hints.items():
+        if not _is_tensor_hint(hint):
+            raise TypeError(
+                "tensor_only requires types to be Tensor, Tensor-subtypes or None: expected such "
+                f"for the field {name!r} of {cls.__name__}, found {hint!r}"
+            )
 
 
 def _is_tensor_hint(hint: Any) -> bool:
-    if hint is None or hint is type(None) or isinstance(hint, typing.ForwardRef):
-        return True
+    if hint is None or hint is type(None) or isinstance(hint, (str, typing.ForwardRef)):
+        return True  # what is not known yet is taken on trust
     origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
+    if origin in _UNIONS:
         return all(_is_tensor_hint(part) for part in typing.get_args(hint))
     kind = hint if origin is None else origin
     if isinstance(kind, type(torch.IntTensor)):

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from tdcompile.tensordict import kinds
 from tdcompile.tensordict.base import DENSE_SLOTS, TensorDictMethods
-from tdcompile.tensordict.casts import convert, hint_class
+from tdcompile.tensordict.casts import convert, hint_class, require_tensor_hints
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
-from tdcompile.tensordict.fields import OPTIONS, Schema, option_flags, resolve_hints
+from tdcompile.tensordict.fields import OPTIONS, make_schema, option_flags, resolve_hints
 from tdcompile.tensordict.messages import locked_error
 from tdcompile.tensordict.metadata import as_device, as_size
 from tdcompile.tensordict.names import check_names
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # Arguments of every constructor besides the fields; a shadowing field takes the place of one.
-_METADATA = ("batch_size", "device", "names")
+METADATA = ("batch_size", "device", "names")
+# A field may take the place of this attribute without further ado.
+_ALLOWED_NAMES = ("data",)
 
 
 def write_field(td: Any, name: str, value: Any) -> None:
@@ -73,16 +75,18 @@ def field_property(name: str, is_frozen: bool, shows_data: bool) -> property:
             )
         write_field(self, name, value)
 
-    def delete(self: Any) -> None:
-        if is_frozen:
-            raise dataclasses.FrozenInstanceError(
-                f"expected no deletion in a frozen {type(self).__name__}, found one of {name!r}"
-            )
-        if self._is_locked:
-            raise locked_error((name,))
-        self._entries.pop(name, None)
+    return property(read, write_once if is_frozen else write, doc=f"The field {name!r}.")
 
-    return property(read, write_once if is_frozen else write, delete, f"The field {name!r}.")
+
+def delete_field(td: Any, name: str) -> None:
+    """Remove the value of a field."""
+    if td._frozen:
+        raise dataclasses.FrozenInstanceError(
+            f"expected no deletion in a frozen {type(td).__name__}, found one of {name!r}"
+        )
+    if td._is_locked:
+        raise locked_error((name,))
+    td._entries.pop(name, None)
 
 
 # -- making a class ------------------------------------------------------------------------------
@@ -122,10 +126,19 @@ def define(
     hints.update(resolve_hints(cls, fresh, scope))
     has_post_init = hasattr(cls, "__post_init__")
     runs_post_init = has_post_init and "skip_post_init_on_rebuild" not in flags
-    schema = Schema(names, hints, flags, (annotations, defaults), model, runs_post_init)
+    schema = make_schema(
+        names=tuple(names),
+        known=frozenset(names),
+        hints=hints,
+        own=(annotations, defaults),
+        model=model,
+        runs_post_init=runs_post_init,
+    )
+    cls.__tensorclass_schema__ = schema
+    for name in names:
+        hint_class(cls, name)
     if "tensor_only" in flags:
-        for name in names:
-            hint_class(schema, cls, name, must_be_tensor=True)
+        require_tensor_hints(cls)
 
     is_frozen = "frozen" in flags
     for name in names:
@@ -133,7 +146,6 @@ def define(
     for option in OPTIONS:
         setattr(cls, f"_{option}", option in flags)
     cls._is_blank = False
-    cls.__tensorclass_schema__ = schema
     cls.__expected_keys__ = schema.known
     for attribute in ("__dataclass_fields__", "__dataclass_params__", "__match_args__"):
         setattr(cls, attribute, getattr(model, attribute))
@@ -148,8 +160,9 @@ def define(
         cls._from_entries = classmethod(_from_entries_with_post_init) if runs_post_init else make
     if cls.__doc__ is None or "__doc__" not in own:
         cls.__doc__ = f"{cls.__name__}{inspect.signature(cls.__init__)}".replace("(self, ", "(", 1)
-    kinds.announce(cls)
-    register_pytree(cls)
+    if cls not in kinds.announced():  # a decorator may set options of a class that is complete
+        kinds.announce(cls)
+        register_pytree(cls)
 
 
 def _model(
@@ -179,10 +192,10 @@ def _model(
     return dataclasses.dataclass(kw_only=kw_only, repr=False, eq=False)(model)
 
 
-def _refuse_taken_names(cls: Any, root: Any, names: list[str], bases: list[Schema]) -> None:
+def _refuse_taken_names(cls: Any, root: Any, names: list[str], bases: list[Any]) -> None:
     inherited = {name for base in bases for name in base.names}
     for name in names:
-        if name not in inherited and hasattr(root, name):
+        if name not in inherited and name not in _ALLOWED_NAMES and hasattr(root, name):
             raise AttributeError(
                 f"expected a field name of {cls.__name__} that is no attribute of tensordicts, "
                 f"found {name!r}: rename the field, or set shadow=True to hide the attribute"
@@ -207,7 +220,7 @@ def _constructor(cls: Any, assign: Callable[..., None], names: list[str]) -> Cal
         names: the fields.
     """
     is_frozen = cls._frozen
-    shadowed = [name for name in (*_METADATA, "lock") if name in names]
+    shadowed = [name for name in (*METADATA, "lock") if name in names]
 
     def __init__(
         self: Any,
@@ -229,7 +242,7 @@ def _constructor(cls: Any, assign: Callable[..., None], names: list[str]) -> Cal
 
     def init_shadowed(self: Any, *args: Any, **kwargs: Any) -> None:
         rest = {
-            name: kwargs.pop(name) for name in _METADATA if name in kwargs and name not in shadowed
+            name: kwargs.pop(name) for name in METADATA if name in kwargs and name not in shadowed
         }
         begin(self, rest.get("batch_size"), rest.get("device"), rest.get("names"), is_frozen)
         assign(self, *args, **kwargs)
@@ -252,7 +265,7 @@ def _signature(assign: Callable[..., None], shadowed: list[str]) -> inspect.Sign
     parameters = list(signature.parameters.values())
     tail = [p for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD]
     taken = {p.name for p in parameters}
-    for name in _METADATA:
+    for name in METADATA:
         if name not in shadowed and name not in taken:
             kind = inspect.Parameter.KEYWORD_ONLY
             parameters.insert(

@@ -1,10 +1,11 @@
 """Declared fields: what a class of tensordicts with attributes knows about its entries.
 
-Key names: :class:`Schema` (one record a class), :class:`FieldsMeta` (no instance dictionary),
-:func:`resolve_hints`, :func:`option_flags`, :func:`own_annotations`.
+Key names: :class:`Schema` (one record a class, by :func:`make_schema`), :class:`FieldsMeta` (no
+instance dictionary), :func:`resolve_hints`, :func:`option_flags`, :func:`own_annotations`.
 
-Invariant: a schema is complete before the first instance of its class is made, and never changes
-afterwards; all that a class with fields has beyond its methods is in it.
+Invariant: a schema is complete before the first instance of its class is made; only annotations
+that named something not there yet are worked out later. All that a class with fields has beyond its
+methods and options is in it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 OPTIONS = ("autocast", "nocast", "frozen", "tensor_only", "shadow", "skip_post_init_on_rebuild")
 # At most one of these says how values are converted.
@@ -23,39 +24,35 @@ _EXCLUSIVE = ("autocast", "nocast", "tensor_only")
 
 
 class Schema:
-    """What a class declares; it is at ``cls.__tensorclass_schema__``.
+    """What a class declares; a subclass of this is at ``cls.__tensorclass_schema__``.
 
-    Attributes:
-        names: the fields, in the order of their declaration.
-        known: the same as a set; ``None`` where other keys are allowed, too.
-        hints: the annotation of each field; a string where it names something not there yet.
-        casts: with ``autocast``, what converts a value for a field; made when first needed.
-        options: the options that are set.
-        own: annotations and defaults of the class itself, without those of its bases.
-        model: a plain dataclass with the same fields and nothing else, or ``None``.
-        runs_post_init: a new instance made of existing entries calls ``__post_init__``.
+    It is a class and not an instance, so that a trace reads its attributes as constants; classes
+    are kept in attributes and not in dictionaries, so that a trace knows them.
     """
 
-    __slots__ = ("casts", "hints", "known", "model", "names", "options", "own", "runs_post_init")
+    names: tuple[str, ...] = ()
+    """The fields, in the order of their declaration."""
+    known: frozenset[str] | None = frozenset()
+    """The same as a set; ``None`` where other keys are allowed, too."""
+    hints: dict[str, Any] = {}  # noqa: RUF012  # replaced in each subclass
+    """The annotation of each field; a string where it names something not there yet."""
+    kinds: Any = None
+    """A class with one attribute a field: the class in its annotation, or ``None``."""
+    collections: frozenset[str] = frozenset()
+    """The fields whose annotation allows a tensordict; with `kinds`, see ``casts.hint_class``."""
+    own: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+    """Annotations and defaults of the class itself, without those of its bases."""
+    defaults: dict[str, Any] | None = None
+    """Values of keys that a constructor does not get; ``None`` if `model` knows them."""
+    model: Any = None
+    """A plain dataclass with the same fields and nothing else."""
+    runs_post_init: bool = False
+    """Whether a new instance made of existing entries calls ``__post_init__``."""
 
-    def __init__(
-        self,
-        names: Iterable[str],
-        hints: dict[str, Any],
-        options: frozenset[str],
-        own: tuple[dict[str, Any], dict[str, Any]],
-        model: Any = None,
-        runs_post_init: bool = False,
-        is_open: bool = False,
-    ) -> None:
-        self.names = tuple(names)
-        self.known = None if is_open else frozenset(self.names)
-        self.hints = hints
-        self.options = options
-        self.own = own
-        self.model = model
-        self.runs_post_init = runs_post_init
-        self.casts: dict[str, Callable[[Any, Any], Any] | None] = {}
+
+def make_schema(**attributes: Any) -> Any:
+    """Return a subclass of :class:`Schema` with these attributes."""
+    return type("Schema", (Schema,), {"kinds": type("Kinds", (), {}), **attributes})
 
 
 class FieldsMeta(type):

@@ -19,7 +19,13 @@ from torch import Tensor
 from tdcompile.tensordict.base import DENSE_SLOTS, TensorDictMethods
 from tdcompile.tensordict.casts import convert, hint_class
 from tdcompile.tensordict.collection import TensorCollection
-from tdcompile.tensordict.declare import define, init_var_defaults, write_field
+from tdcompile.tensordict.declare import (
+    METADATA,
+    define,
+    delete_field,
+    init_var_defaults,
+    write_field,
+)
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.fields import (
     OPTIONS,
@@ -105,7 +111,7 @@ class TensorClass(TensorDictMethods, metaclass=TensorClassMeta):
     _is_blank = True
     _autocast = _nocast = _frozen = _tensor_only = _shadow = _skip_post_init_on_rebuild = False
 
-    __tensorclass_schema__: Any = Schema((), {}, frozenset(), ({}, {}))
+    __tensorclass_schema__: Any = Schema
     __hash__ = None  # type: ignore[assignment]
     _from_entries = TensorDict.__dict__["_from_entries"]
 
@@ -119,12 +125,13 @@ class TensorClass(TensorDictMethods, metaclass=TensorClassMeta):
         """Return a base class with options set, as in ``TensorClass["nocast", "frozen"]``."""
         options = names_of_options(item, OPTIONS)
         if options is None:
-            generic = getattr(super(), "__class_getitem__", None)
-            if generic is not None:
-                return generic(item)
-            raise TypeError(
-                f"expected options out of {OPTIONS} in {cls.__name__}[...], found {item!r}"
-            )
+            if any(
+                isinstance(part, str) for part in (item if isinstance(item, tuple) else (item,))
+            ):
+                raise TypeError(
+                    f"expected options out of {OPTIONS} in {cls.__name__}[...], found {item!r}"
+                )
+            return super().__class_getitem__(item)
         name = f"{cls.__name__}_{'_'.join(options)}"
         blank: Any = TensorClassMeta(name, (cls,), {"_is_blank": True, "__module__": __name__})
         for option in option_flags(cls, dict.fromkeys(options, True)):
@@ -219,10 +226,13 @@ class TensorClass(TensorDictMethods, metaclass=TensorClassMeta):
     def get(self, key: Any, default: Any = NO_DEFAULT) -> Any:
         """Return the value of a field, or of an entry below it; a non-tensor comes as it is.
 
-        A field without a value gives ``None``; what is neither field nor entry gives `default`.
+        A field without a value gives ``None``; what is neither field nor entry gives `default`. As
+        in the tensordict package, ``"batch_size"``, ``"device"`` and ``"names"`` are known, too.
         """
         path = unravel_key_to_tuple(key)
         if len(path) == 1 and path[0] in self.__tensorclass_schema__.known:
+            return getattr(self, path[0])
+        if len(path) == 1 and path[0] in METADATA:
             return getattr(self, path[0])
         value = self._get_path(path, default)
         return value.data if isinstance(value, NonTensorData) else value
@@ -270,6 +280,19 @@ class TensorClass(TensorDictMethods, metaclass=TensorClassMeta):
                     f"those of {type(value).__name__}: {sorted(theirs)}"
                 )
         self._set_index(index, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Remove the value of a field, which then reads as ``None``.
+
+        Raises:
+            FrozenInstanceError: if the class is frozen.
+            LockedError: if the instance is locked.
+        """
+        # In Python and not left to the property: a trace inlines this, and no deleter.
+        if name in self.__tensorclass_schema__.known:
+            delete_field(self, name)
+        else:
+            object.__delattr__(self, name)
 
     def __bool__(self) -> bool:
         raise RuntimeError(
@@ -356,7 +379,7 @@ def _adopt_tree(cls: Any, td: Any) -> Any:
     schema = cls.__tensorclass_schema__
     for name, value in td._entries.items():
         if isinstance(value, TensorDict) and name in schema.known:
-            kind = hint_class(schema, cls, name)
+            kind = hint_class(cls, name)[0]
             if isinstance(kind, TensorClassMeta):
                 # The same key gets another object: the dictionary keeps its size in the loop.
                 td._entries[name] = _adopt_tree(kind, value)

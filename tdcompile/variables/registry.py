@@ -116,7 +116,10 @@ def serve_kinds() -> Callable[[], None]:
     served: list[type] = []
 
     def serve(kind: type) -> None:
-        if kind not in SERVED:
+        # A result of a class that runs ``__post_init__`` is more than its entries: upstream traces
+        # the Python of such a class, and where a tensordict holds one, the graph breaks.
+        schema = getattr(kind, "__tensorclass_schema__", None)
+        if kind not in SERVED and not (schema is not None and schema.runs_post_init):
             _serve(replace(OWN_LAYOUT, cls=kind, rebuild=rebuilder(kind)))
             served.append(kind)
 

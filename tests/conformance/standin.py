@@ -15,6 +15,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import sys
+import weakref
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -175,6 +176,30 @@ def _has_names(td: Any) -> bool:
 METHODS: dict[str, Any] = {"_has_names": _has_names}
 
 
+# Tensordicts that stand for the one inside a tensorclass, by the id of the tensorclass: as long as
+# a test holds one, it gets the same object.
+_inner: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def _tensordict(tc: Any) -> Any:
+    """A plain tensordict over the entries of a tensorclass, which is one itself."""
+    import tdcompile
+
+    td = _inner.get(id(tc))
+    if td is None or td._entries is not tc._entries:
+        td = tdcompile.TensorDict._from_entries(tc._entries, tc._batch_size, tc._device, tc._names)
+        td._is_locked = tc._is_locked
+        _inner[id(tc)] = td
+    return td
+
+
+# What the test files of tensorclasses look at.
+TENSORCLASS_ATTRIBUTES: dict[str, Any] = {
+    "_tensordict": property(_tensordict),
+    "_non_tensordict": property(lambda _: {}),
+}
+
+
 # --------------------------------------------------------------------------------------
 # The modules
 
@@ -259,6 +284,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             for name, method in METHODS.items():
                 if not hasattr(tdcompile.TensorDictBase, name):
                     setattr(tdcompile.TensorDictBase, name, method)
+            for name, attribute in TENSORCLASS_ATTRIBUTES.items():
+                setattr(tdcompile.tensordict.TensorClass, name, attribute)
 
 
 def install() -> None:
