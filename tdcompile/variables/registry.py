@@ -18,6 +18,7 @@ from tdcompile.patching import Patch, PatchSet, TablePatch
 from tdcompile.tensordict import kinds
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
+from tdcompile.tensordict.fields import FieldsMeta
 from tdcompile.tensordict.leafwise import LeafwiseOp
 from tdcompile.tensordict.nontensor import NonTensorData
 from tdcompile.tensordict.rebuild import (
@@ -27,6 +28,7 @@ from tdcompile.tensordict.rebuild import (
     shallow_entries,
 )
 from tdcompile.tensordict.reductions import ReductionOp
+from tdcompile.tensordict.tensorclass import TensorClassMeta
 from tdcompile.variables import aliases, contexts, errors, frames, leafwise, methods, replay
 from tdcompile.variables.breaks import skip_frame
 from tdcompile.variables.layout import FIELDS, SERVED, Layout
@@ -233,6 +235,14 @@ def _builtin_call_method(original: Any) -> Any:
     return replacement
 
 
+def _build_sourceless_class(tx: Any, cls: type) -> seam.VariableTracker:
+    """A class with fields that the trace came by in another way than by a path."""
+    layout = SERVED.get(cls)
+    if layout is None:
+        return seam.UserDefinedClassVariable(cls)
+    return TensorDictClassVariable(cls, layout)
+
+
 def patches() -> tuple[PatchSet, ...]:
     """What ``install()`` applies: trackers, the frames to start at, errors of whole graphs."""
     return (
@@ -249,6 +259,16 @@ def patches() -> tuple[PatchSet, ...]:
                         reason="the methods made from a table close over a row of it",
                     )
                     for row in _TABLE_ROWS
+                ),
+                *(
+                    TablePatch(
+                        table=seam.sourceless_table(),
+                        key=metaclass,
+                        name="sourceless table",
+                        replacement=_build_sourceless_class,
+                        reason="an annotation names a tensorclass, which makes rows, too",
+                    )
+                    for metaclass in (FieldsMeta, TensorClassMeta)
                 ),
                 Patch(
                     target=seam.BuiltinVariable,
