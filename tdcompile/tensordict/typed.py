@@ -58,6 +58,7 @@ class TypedTensorDict(TensorDict, metaclass=FieldsMeta):
         AttributeError: at the class statement, if a key has the name of a method.
 
     Example:
+        >>> from typing import NotRequired
         >>> class State(TypedTensorDict):
         ...     obs: torch.Tensor
         ...     reward: NotRequired[torch.Tensor]
@@ -103,7 +104,7 @@ class TypedTensorDict(TensorDict, metaclass=FieldsMeta):
         for option, value in (("_shadow", shadow), ("_frozen", frozen)):
             if value is not None:
                 setattr(cls, option, value)
-        if cls.__module__ == __name__:
+        if "_is_blank" in cls.__dict__:
             return  # made by __class_getitem__: a class to derive from
         _declare(cls)
         kinds.announce(cls)
@@ -116,7 +117,8 @@ class TypedTensorDict(TensorDict, metaclass=FieldsMeta):
             raise ValueError(
                 f"Unknown TypedTensorDict option {item!r}: expected options out of {_OPTIONS}"
             )
-        namespace = {"__module__": __name__, **{f"_{option}": True for option in options}}
+        namespace: dict[str, Any] = {"__module__": __name__, "_is_blank": True}
+        namespace.update({f"_{option}": True for option in options})
         return FieldsMeta(f"{cls.__name__}_{'_'.join(options)}", (cls,), namespace)
 
     @classmethod
