@@ -45,11 +45,13 @@ from tdcompile.tensordict.keys import (
     unravel_key_list,
     unravel_key_to_tuple,
 )
+from tdcompile.tensordict.lazy import LazyStackedTensorDict, lazy_stack
 from tdcompile.tensordict.nontensor import NonTensorData, is_non_tensor
 from tdcompile.tensordict.padding import pad
 from tdcompile.tensordict.params import TensorDictParams
 from tdcompile.tensordict.pytree import register_pytree
 from tdcompile.tensordict.sequences import pad_sequence
+from tdcompile.tensordict.stacking import dense_stack_tds, maybe_dense_stack
 from tdcompile.tensordict.tensorclass import (
     TensorClass,
     from_dataclass,
@@ -62,6 +64,7 @@ assert_allclose_td = assert_close
 
 __all__ = [
     "KEY_SEPARATOR",
+    "LazyStackedTensorDict",
     "NestedKey",
     "NonTensorData",
     "TensorClass",
@@ -74,6 +77,7 @@ __all__ = [
     "assert_close",
     "cat",
     "default_is_leaf",
+    "dense_stack_tds",
     "from_any",
     "from_dataclass",
     "from_dict",
@@ -93,7 +97,9 @@ __all__ = [
     "is_non_tensor",
     "is_tensor_collection",
     "is_tensorclass",
+    "lazy_stack",
     "make_tensordict",
+    "maybe_dense_stack",
     "merge_tensordicts",
     "pad",
     "pad_sequence",

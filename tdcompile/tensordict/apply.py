@@ -11,7 +11,7 @@ leaf before it writes one; non-tensor entries pass through as the same object un
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +20,14 @@ from torch import Tensor
 from tdcompile.errors import KeyMismatchError, KeyPathError, TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.combine import combine
+from tdcompile.tensordict.elements import (
+    dense_form,
+    each_element,
+    each_row,
+    element_rows,
+    restack,
+    tensor_leaves,
+)
 from tdcompile.tensordict.keys import NO_DEFAULT, format_entry, unravel_key_to_tuple
 from tdcompile.tensordict.leafwise import align_operand, broadcast_batch_size
 
@@ -174,13 +182,13 @@ class ApplyMixin:
         Raises:
             KeyPathError: if `key` is absent.
         """
-        for leaf in _leaves_of(_require(self, key)):
+        for leaf in tensor_leaves(_require(self, key)):
             leaf.fill_(value)
         return self
 
     def zero_(self: Any) -> Any:
         """Set all leaves to zero in place."""
-        for leaf in _leaves_of(self):
+        for leaf in tensor_leaves(self):
             leaf.zero_()
         return self
 
@@ -222,9 +230,7 @@ class ApplyMixin:
                 f"the mask must broadcast to the batch size {tuple(self._batch_size)}, got"
                 f" {tuple(mask.shape)}. Use the out-of-place masked_fill."
             )
-        batch_dims = len(self._batch_size)
-        for leaf in _leaves_of(self):
-            leaf.masked_fill_(align_operand(mask, batch_dims, leaf.ndim), value)
+        _masked_fill(self, mask, value, len(self._batch_size))
         return self
 
     def where(
@@ -277,7 +283,7 @@ class ApplyMixin:
 
     def detach_(self: Any) -> Any:
         """Detach all leaves in place."""
-        for leaf in _leaves_of(self):
+        for leaf in tensor_leaves(self):
             leaf.detach_()
         return self
 
@@ -294,17 +300,17 @@ class ApplyMixin:
     @property
     def requires_grad(self: Any) -> bool:
         """Tell whether some leaf requires a gradient."""
-        return any(leaf.requires_grad for leaf in _leaves_of(self))
+        return any(leaf.requires_grad for leaf in tensor_leaves(self))
 
     def requires_grad_(self: Any, requires_grad: bool = True) -> Any:
         """Set ``requires_grad`` of all leaves in place."""
-        for leaf in _leaves_of(self):
+        for leaf in tensor_leaves(self):
             leaf.requires_grad_(requires_grad)
         return self
 
     def zero_grad(self: Any, set_to_none: bool = True) -> Any:
         """Drop the gradients of all leaves, or set them to zero."""
-        for leaf in _leaves_of(self):
+        for leaf in tensor_leaves(self):
             if leaf.grad is None:
                 continue
             if set_to_none:
@@ -333,7 +339,7 @@ class ApplyMixin:
         gradients: list[Tensor | None] = []
         _collect_backward(self, gradient, tensors, gradients)
         if isinstance(inputs, TensorCollection):
-            inputs = _leaves_of(inputs)
+            inputs = tensor_leaves(inputs)
         torch.autograd.backward(
             tensors, gradients, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs
         )
@@ -345,7 +351,7 @@ class ApplyMixin:
             canonical: also sort the keys of every level.
             inplace: put the leaves into this tensordict and return it.
         """
-        result = _map(self, Tensor.contiguous)
+        result = _map(dense_form(self, False), Tensor.contiguous)
         if canonical:
             result = _sorted(result)
         if not inplace:
@@ -355,17 +361,19 @@ class ApplyMixin:
 
     def is_contiguous(self: Any) -> bool:
         """Tell whether all leaves are contiguous."""
-        return all(leaf.is_contiguous() for leaf in _leaves_of(self))
+        return all(leaf.is_contiguous() for leaf in tensor_leaves(self))
 
     def record_stream(self: Any, stream: Any) -> Any:
         """Mark all leaves as used by `stream`."""
-        for leaf in _leaves_of(self):
+        for leaf in tensor_leaves(self):
             leaf.record_stream(stream)
         return self
 
 
 def _apply_plain(td: Any, fn: Callable[[Any], Any], path: _Path) -> Any:
     """``apply`` with one argument and no option, which is nearly every call."""
+    if td._is_stack:
+        return each_element(_apply_plain, td, fn, path)
     batch_size = td._batch_size
     batch_dims = len(batch_size)
     result = td._from_entries({}, batch_size, td._device, td._names)
@@ -463,6 +471,8 @@ def _entry_of(request: _Request, other: Any, key: str, path: _Path) -> Any:
 
 def _visit(request: _Request, td: Any, others: tuple[Any, ...], path: _Path) -> Any:
     """Make the result for one level; None if there is nothing in it."""
+    if td._is_stack and request.batch_size is None:
+        return _visit_elements(request, td, others, path)
     batch_size = td._batch_size if request.batch_size is None else request.batch_size
     batch_dims = len(batch_size)
     device = td._device if request.device is NO_DEFAULT else request.device
@@ -494,6 +504,16 @@ def _visit(request: _Request, td: Any, others: tuple[Any, ...], path: _Path) -> 
     return result
 
 
+def _visit_elements(request: _Request, td: Any, others: tuple[Any, ...], path: _Path) -> Any:
+    """Make the result for a lazy stack, element by element; names are set on the whole."""
+    plain = replace(request, names=NO_DEFAULT)
+    rows = element_rows(td, (td, *others), split_tensors=False)
+    result = restack(td, [_visit(plain, element, tuple(rest), path) for element, *rest in rows])
+    if result is not None and request.names is not NO_DEFAULT:
+        result._names = _result_names(request, td, td.batch_dims)
+    return result
+
+
 def _result_names(request: _Request, td: Any, batch_dims: int) -> tuple[str | None, ...] | None:
     own: tuple[str | None, ...] | None = td._names if request.batch_size is None else None
     if request.names is NO_DEFAULT:
@@ -520,6 +540,10 @@ def _collect_writes(
 ) -> bool:
     """Call the function for all entries of a level, in place; tells whether it was called."""
     called = False
+    if td._is_stack:
+        for element, *rest in element_rows(td, (td, *others), split_tensors=False):
+            called = _collect_writes(request, element, tuple(rest), path, writes) or called
+        return called
     for key, value in td._entries.items():
         if _is_called(request, value):
             called = True
@@ -586,21 +610,11 @@ def _require(td: Any, key: Any) -> Any:
     return entry
 
 
-def _leaves_of(value: Any) -> list[Tensor]:
-    """All tensors of a tensordict, or the tensor itself."""
-    if isinstance(value, Tensor):
-        return [value]
-    leaves: list[Tensor] = []
-    if isinstance(value, TensorCollection):
-        for entry in value._entries.values():  # type: ignore[attr-defined]
-            if isinstance(entry, Tensor):
-                leaves.append(entry)
-            else:
-                leaves.extend(_leaves_of(entry))
-    return leaves
-
-
 def _collect_copies(td: Any, source: Any, path: _Path, writes: list[tuple[Tensor, Tensor]]) -> None:
+    if td._is_stack:
+        for element, part in element_rows(td, (td, source)):
+            _collect_copies(element, part, path, writes)
+        return
     for key, value in td._entries.items():
         new = source._entries.get(key)
         if isinstance(value, Tensor) and isinstance(new, Tensor):
@@ -613,6 +627,10 @@ def _collect_copies(td: Any, source: Any, path: _Path, writes: list[tuple[Tensor
 def _collect_backward(
     td: Any, gradient: Any, tensors: list[Tensor], gradients: list[Tensor | None]
 ) -> None:
+    if td._is_stack:
+        for element, part in element_rows(td, (td, gradient)):
+            _collect_backward(element, part, tensors, gradients)
+        return
     for key, value in td._entries.items():
         given = None if gradient is None else gradient._entries.get(key)
         if isinstance(value, Tensor):
@@ -625,6 +643,8 @@ def _collect_backward(
 
 def _map(td: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """New tensordict of ``function(leaf)``, which keeps the batch dimensions."""
+    if td._is_stack:
+        return each_element(_map, td, function)
     entries: dict[str, Any] = {}
     for key, value in td._entries.items():
         if isinstance(value, Tensor):
@@ -651,12 +671,28 @@ def _grad(leaf: Tensor) -> Tensor | None:
     return leaf.grad
 
 
+def _masked_fill(td: Any, mask: Tensor, value: float | bool, batch_dims: int) -> None:
+    """Fill leaves where the mask, which broadcasts to `batch_dims` dimensions, is true."""
+    if td._is_stack:
+        mask = align_operand(mask, batch_dims, len(td._batch_size))
+        for element, part in element_rows(td, (td, mask)):
+            _masked_fill(element, part, value, len(element._batch_size))
+        return
+    for entry in td._entries.values():
+        if isinstance(entry, Tensor):
+            entry.masked_fill_(align_operand(mask, batch_dims, entry.ndim), value)
+        elif isinstance(entry, TensorCollection):
+            _masked_fill(entry, mask, value, batch_dims)
+
+
 def _where_left(leaf: Tensor, condition: Tensor, other: Any) -> Tensor:
     return torch.where(condition, leaf, other)
 
 
 def _padded(td: Any, other: Any, pad: float | bool) -> Any:
     """`td` with leaves full of `pad` for those that only `other` has."""
+    if td._is_stack:
+        return each_row(lambda own, match: _padded(own, match, pad), td, (td, other))
     entries = dict(td._entries)
     for key, value in other._entries.items():
         own = entries.get(key)
@@ -672,6 +708,8 @@ def _padded(td: Any, other: Any, pad: float | bool) -> Any:
 
 
 def _sorted(td: Any) -> Any:
+    if td._is_stack:
+        return each_element(_sorted, td)
     entries = {
         key: _sorted(value) if isinstance(value, TensorCollection) else value
         for key, value in sorted(td._entries.items(), key=lambda item: str(item[0]))

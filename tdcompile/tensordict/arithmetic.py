@@ -31,6 +31,7 @@ from tdcompile.tensordict.combine import (
     path_text,
     result_batch_size,
 )
+from tdcompile.tensordict.elements import each_element, element_rows
 from tdcompile.tensordict.leafwise import (
     LEAFWISE_BY_NAME,
     LEAFWISE_OPS,
@@ -104,6 +105,10 @@ def _collect_inplace_binary(
     op: LeafwiseOp, td: Any, other: Any, leaves: list[Tensor], others: list[Any], path: _Path
 ) -> None:
     """Do what :func:`_collect_inplace` does, for the two common kinds of one operand."""
+    if td._is_stack:
+        for element, part in element_rows(td, (td, other)):
+            _collect_inplace_binary(op, element, part, leaves, others, path)
+        return
     if _is_number(other):
         for key, value in td._entries.items():
             if isinstance(value, Tensor):
@@ -154,6 +159,10 @@ def _collect_inplace(
             f" {tuple(td._batch_size)} of {path_text(path)}, got {tuple(batch_size)}."
             f" Use the out-of-place {op.name}."
         )
+    if td._is_stack:
+        for row in element_rows(td, operands):
+            _collect_inplace(op, row, calls, path)
+        return
     batch_dims = len(batch_size)
     for key, value in td._entries.items():
         if isinstance(value, Tensor):
@@ -208,6 +217,8 @@ def _check_inplace_dtype(op: LeafwiseOp, leaf: Tensor, other: Any, path: _Path) 
 
 def _each_leaf(td: Any, function: Callable[..., Any]) -> Any:
     """Unary operation; the loop that most programs run most, so it stands on its own."""
+    if td._is_stack:
+        return each_element(_each_leaf, td, function)
     entries: dict[str, Any] = {}
     for key, value in td._entries.items():
         if isinstance(value, Tensor):
@@ -221,6 +232,8 @@ def _each_leaf(td: Any, function: Callable[..., Any]) -> Any:
 
 def _each_leaf_with_number(td: Any, function: Callable[..., Any], other: Any) -> Any:
     """Binary operation with a number or a 0-d tensor on the right."""
+    if td._is_stack:
+        return each_element(_each_leaf_with_number, td, function, other)
     entries: dict[str, Any] = {}
     for key, value in td._entries.items():
         if isinstance(value, Tensor):
@@ -234,6 +247,8 @@ def _each_leaf_with_number(td: Any, function: Callable[..., Any], other: Any) ->
 
 def _number_with_each_leaf(td: Any, function: Callable[..., Any], other: Any) -> Any:
     """Binary operation with a number or a 0-d tensor on the left."""
+    if td._is_stack:
+        return each_element(_number_with_each_leaf, td, function, other)
     entries: dict[str, Any] = {}
     for key, value in td._entries.items():
         if isinstance(value, Tensor):
@@ -253,7 +268,7 @@ def _each_pair(
     path: _Path,
 ) -> Any:
     """Binary operation on two tensordicts; like :func:`combine`, quick for equal batch sizes."""
-    if td._batch_size != other._batch_size:
+    if td._is_stack or td._batch_size != other._batch_size:
         return combine(function, (td, other), {}, on_non_tensor, path)
     entries: dict[str, Any] = {}
     matches: dict[str, Any] = other._entries

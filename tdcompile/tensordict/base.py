@@ -31,6 +31,7 @@ from tdcompile.tensordict.printing import PrintingMixin
 from tdcompile.tensordict.reductions import ReductionsMixin
 from tdcompile.tensordict.selection import SelectionMixin
 from tdcompile.tensordict.shapes import ShapesMixin
+from tdcompile.tensordict.stacking import StackingMixin
 from tdcompile.tensordict.statedict import StateDictMixin
 from tdcompile.tensordict.structarrays import StructArraysMixin
 from tdcompile.tensordict.views import ViewsMixin
@@ -74,6 +75,7 @@ class TensorDictMethods(
     PrintingMixin,
     MetadataMixin,
     DistributedMixin,
+    StackingMixin,
 ):
     """Every method of a tensordict, over the state declared in ``TensorDictState``."""
 

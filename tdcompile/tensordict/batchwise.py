@@ -183,6 +183,9 @@ class BatchwiseMixin:
 
 def become(td: Any, result: Any) -> None:
     """Let `td` take over the leaves, batch size and names of `result`, which has the same keys."""
+    if td._is_stack:
+        td._become(result)
+        return
     entries = td._entries
     for key, value in result._entries.items():
         if isinstance(value, TensorCollection):
@@ -230,6 +233,6 @@ def check_unlocked(td: Any) -> None:
             "expected an unlocked tensordict, to give it another batch size in place; found a "
             "locked one: call it without inplace=True, or unlock_() first"
         )
-    for value in td._entries.values():
+    for value in td.tensordicts if td._is_stack else td._entries.values():
         if isinstance(value, TensorCollection):
             check_unlocked(value)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from tdcompile.tensordict.collection import TensorCollection
+from tdcompile.tensordict.elements import each_element, element_rows, tensor_leaves
 
 CASTS: dict[str, torch.dtype] = {
     "bool": torch.bool,
@@ -129,7 +130,7 @@ class CastingMixin:
     def dtype(self: Any) -> torch.dtype | None:
         """The dtype of all leaves, or None if they differ or there are none."""
         found: torch.dtype | None = None
-        for leaf in _tensors(self):
+        for leaf in tensor_leaves(self):
             if found is None:
                 found = leaf.dtype
             elif leaf.dtype != found:
@@ -138,7 +139,7 @@ class CastingMixin:
 
     def is_floating_point(self: Any) -> bool:
         """Tell whether every leaf has a floating-point dtype."""
-        return all(leaf.is_floating_point() for leaf in _tensors(self))
+        return all(leaf.is_floating_point() for leaf in tensor_leaves(self))
 
     @property
     def is_cpu(self: Any) -> bool:
@@ -158,7 +159,7 @@ class CastingMixin:
     def auto_device_(self: Any) -> Any:
         """Note the device that all leaves share, in place; None if they differ."""
         found = None
-        for leaf in _tensors(self):
+        for leaf in tensor_leaves(self):
             if found is not None and leaf.device != found:
                 return self.clear_device_()
             found = leaf.device
@@ -176,7 +177,7 @@ class CastingMixin:
         Args:
             count_duplicates: count a tensor under each key that it stands under.
         """
-        leaves = _tensors(self)
+        leaves = tensor_leaves(self)
         if not count_duplicates:
             leaves = list({id(leaf): leaf for leaf in leaves}.values())
         return sum(leaf.numel() for leaf in leaves)
@@ -187,7 +188,7 @@ class CastingMixin:
         Args:
             count_duplicates: count a tensor under each key that it stands under.
         """
-        leaves = _tensors(self)
+        leaves = tensor_leaves(self)
         if not count_duplicates:
             leaves = list({id(leaf): leaf for leaf in leaves}.values())
         return sum(leaf.nbytes for leaf in leaves)
@@ -242,6 +243,8 @@ def _parse_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, 
 
 
 def _convert(td: Any, place: Any, dtype: Any, non_blocking: bool, device: Any) -> Any:
+    if td._is_stack:
+        return each_element(_convert, td, place, dtype, non_blocking, device)
     entries: dict[str, Any] = {}
     for key, value in td._entries.items():
         if isinstance(value, Tensor):
@@ -268,6 +271,8 @@ def _cast_level(
     cast_filter: _Filter | None,
     path: tuple[str, ...],
 ) -> Any:
+    if td._is_stack:
+        return each_element(_cast_level, td, function, cast_filter, path)
     entries: dict[str, Any] = {}
     for key, value in td._entries.items():
         if isinstance(value, Tensor):
@@ -286,6 +291,10 @@ def _key(path: tuple[str, ...], key: str) -> tuple[str, ...]:
 
 def _take_over(td: Any, result: Any) -> Any:
     """Put entries and metadata of `result` into `td`, nested tensordicts included."""
+    if td._is_stack:
+        for own, new in element_rows(td, (td, result)):
+            _take_over(own, new)
+        return td
     for key, value in result._entries.items():
         own = td._entries.get(key)
         if isinstance(own, TensorCollection) and isinstance(value, TensorCollection):
@@ -299,20 +308,14 @@ def _take_over(td: Any, result: Any) -> Any:
 
 
 def _note_device(td: Any, device: Any) -> None:
+    if td._is_stack:
+        for element in td.tensordicts:
+            _note_device(element, device)
+        return
     td._device = device
     for value in td._entries.values():
         if isinstance(value, TensorCollection):
             _note_device(value, device)
-
-
-def _tensors(td: Any) -> list[Tensor]:
-    leaves: list[Tensor] = []
-    for value in td._entries.values():
-        if isinstance(value, Tensor):
-            leaves.append(value)
-        elif isinstance(value, TensorCollection):
-            leaves.extend(_tensors(value))
-    return leaves
 
 
 def _cast_method(dtype: torch.dtype) -> Callable[..., Any]:

@@ -22,6 +22,8 @@ class TensorCollection:
     # A sequence of rows can be iterated over in one direction only, as a mapping.
     __reversed__ = None
     __class_getitem__: Any = classmethod(GenericAlias)
+    # A lazy stack keeps tensordicts, and no entries of its own; see elements.py.
+    _is_stack = False
 
     if TYPE_CHECKING:
         # What every kind has.

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tdcompile.errors import KeyMismatchError, TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
+from tdcompile.tensordict.elements import each_row
 from tdcompile.tensordict.leafwise import align_leaves, align_operand, broadcast_batch_size
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ def combine(
         TensorDictShapeError: if the batch sizes and the operands' shapes do not broadcast.
     """
     td: Any = next(value for value in operands if isinstance(value, TensorCollection))
+    if td._is_stack:
+        result_batch_size(td, operands)  # raises where operands do not fit
+        return each_row(
+            lambda *row: combine(function, row, kwargs, on_non_tensor, path), td, operands
+        )
     if on_non_tensor is None and _is_alike(td, operands):
         return _combine_alike(function, td, operands, kwargs, path)
     batch_size = result_batch_size(td, operands)
@@ -189,7 +195,7 @@ def nested_operands(
             entry = value._entries.get(key)  # type: ignore[attr-defined]
             if entry is None:
                 # Nothing there is the same as an empty tensordict: only tensors count as keys.
-                entry = nested._from_entries({}, nested._batch_size, nested._device, None)
+                entry = nested.empty()
             elif not isinstance(entry, TensorCollection):
                 raise key_error(path, key, entry, "a tensordict")
             found.append(entry)
@@ -276,6 +282,12 @@ def combine_with_default(
         raise TensorDictShapeError(
             "with default=, both tensordicts must have the same batch size; got"
             f" {tuple(td._batch_size)} and {tuple(other._batch_size)}. Expand one of them first."
+        )
+    if td._is_stack:
+        return each_row(
+            lambda own, match: combine_with_default(function, own, match, default, kwargs),
+            td,
+            (td, other),
         )
     intersection = isinstance(default, str)
     batch_dims = len(td._batch_size)

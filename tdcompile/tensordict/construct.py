@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tdcompile.tensordict.collection import TensorCollection
+from tdcompile.tensordict.elements import tensor_leaves
 from tdcompile.tensordict.keys import unravel_key_to_tuple
 from tdcompile.tensordict.nontensor import NonTensorData, to_leaf
 
@@ -158,7 +159,7 @@ class ConstructMixin:
 
     def auto_device_(self) -> Self:
         """Set the device to that of the leaves if they share one, else to none; return itself."""
-        devices = {value.device for value in self.values(True, True)}
+        devices = {value.device for value in tensor_leaves(self)}
         self._change_device(devices.pop() if len(devices) == 1 else None)
         return self
 
@@ -226,7 +227,7 @@ class ConstructMixin:
         return total
 
     def _leaf_list(self, count_duplicates: bool) -> list[Tensor]:
-        leaves = list(self.values(True, True))
+        leaves = tensor_leaves(self)
         return leaves if count_duplicates else list({id(leaf): leaf for leaf in leaves}.values())
 
 

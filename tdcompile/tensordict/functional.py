@@ -21,6 +21,7 @@ from tdcompile.errors import KeyMismatchError, TensorDictIndexError, TensorDictS
 from tdcompile.tensordict.arithmetic import call_leafwise
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.combine import combine
+from tdcompile.tensordict.elements import check_elements, each_element, stack_rows
 from tdcompile.tensordict.keys import format_entry
 from tdcompile.tensordict.leafwise import LEAFWISE_BY_TORCH_FUNCTION, LeafwiseOp
 
@@ -158,7 +159,7 @@ def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
         )
     if dim < 0:
         dim += batch_dims + 1
-    return _deliver(_stack_level(tds, dim, ()), out)
+    return deliver(_stack_level(tds, dim, ()), out)
 
 
 def cat(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
@@ -195,6 +196,8 @@ def cat(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     dim = dim % batch_dims
     for position, td in enumerate(tds):
         size = td._batch_size
+        if -1 in size or -1 in first._batch_size:
+            continue  # elements of lazy stacks are looked at one by one
         if (
             len(size) != batch_dims
             or size[:dim] != first._batch_size[:dim]
@@ -204,7 +207,7 @@ def cat(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
                 f"cat needs batch sizes that differ in dimension {dim} at most; the first is"
                 f" {tuple(first._batch_size)}, number {position} is {tuple(size)}."
             )
-    return _deliver(_cat_level(tds, dim, ()), out)
+    return deliver(_cat_level(tds, dim, ()), out)
 
 
 def where(condition: Any, input: Any, other: Any, *, out: Any = None) -> Any:
@@ -225,7 +228,7 @@ def where(condition: Any, input: Any, other: Any, *, out: Any = None) -> Any:
     result = combine(torch.where, (condition, input, other), {})
     if out is None and not isinstance(condition, TensorCollection) and other._is_locked:
         result.lock_()
-    return _deliver(result, out)
+    return deliver(result, out)
 
 
 def _checked(tensordicts: Any, name: str) -> list[Any]:
@@ -241,7 +244,7 @@ def _checked(tensordicts: Any, name: str) -> list[Any]:
     return tds
 
 
-def _deliver(result: Any, out: Any) -> Any:
+def deliver(result: Any, out: Any) -> Any:
     """Return the result, or `out` updated with it."""
     if out is None:
         return result
@@ -303,6 +306,11 @@ def _check_kinds(first: type[Any], other: type[Any], path: _Path) -> None:
 
 
 def _stack_level(tds: list[Any], dim: int, path: _Path) -> Any:
+    rows = stack_rows(tds) if tds[0]._is_stack else None
+    if rows is not None:
+        place = tds[0].stack_dim
+        results = [stack(row, dim - (dim > place)) for row in rows]
+        return tds[0]._like(results, place + (dim <= place))
     _check_keys(tds, path)
     first = tds[0]
     size = first._batch_size
@@ -329,16 +337,41 @@ def _stack_level(tds: list[Any], dim: int, path: _Path) -> Any:
                     )
             entries[key] = _stack_level(values, dim, (*path, key))
         else:
-            entries[key] = _joint_value(values, key, path)._with_batch_size(batch_size)
-    names = first._names
-    if names is not None:
-        # Names that the tensordicts do not agree on say nothing of the stack.
-        agreed = all(td._names == names for td in tds)
-        names = (*names[:dim], None, *names[dim:]) if agreed else None
-    return first._from_entries(entries, batch_size, first._device, names)
+            entries[key] = joint_value(values, key, path)._with_batch_size(batch_size)
+    return first._from_entries(entries, batch_size, first._device, stacked_names(tds, dim))
+
+
+def stacked_names(tds: list[Any], dim: int) -> Any:
+    """Return the names of a stack: those that all tensordicts have, none for the new dimension."""
+    names = tds[0]._names
+    # Names that the tensordicts do not agree on say nothing of the stack.
+    if names is None or any(td._names != names for td in tds):
+        return None
+    return (*names[:dim], None, *names[dim:])
+
+
+def _cat_lazy(tds: list[Any], dim: int) -> Any:
+    """Concatenate tensordicts of which one is a lazy stack: a lazy stack again."""
+    first = next(td for td in tds if td._is_stack)
+    place = first.stack_dim
+    stacks = [td.to_lazystack(place) for td in tds]
+    if dim == place:
+        elements = [element for stack in stacks for element in stack.tensordicts]
+        if elements:
+            check_elements(elements)
+        return first._like(elements)
+    rows = stack_rows(stacks)
+    if rows is None:
+        raise TensorDictShapeError(
+            f"cat needs the same number of stacked tensordicts along dimension {place}; found"
+            f" {[len(stack.tensordicts) for stack in stacks]}."
+        )
+    return first._like([cat(row, dim - (dim > place)) for row in rows])
 
 
 def _cat_level(tds: list[Any], dim: int, path: _Path) -> Any:
+    if any(td._is_stack for td in tds):
+        return _cat_lazy(tds, dim)
     _check_keys(tds, path)
     first = tds[0]
     size = first._batch_size
@@ -354,12 +387,12 @@ def _cat_level(tds: list[Any], dim: int, path: _Path) -> Any:
         elif isinstance(values[0], TensorCollection):
             entries[key] = _cat_level(values, dim, (*path, key))
         else:
-            entries[key] = _joint_value(values, key, path)._with_batch_size(batch_size)
+            entries[key] = joint_value(values, key, path)._with_batch_size(batch_size)
     device = first._device if all(td._device == first._device for td in tds) else None
     return first._from_entries(entries, batch_size, device, first._names)
 
 
-def _joint_value(values: list[Any], key: str, path: _Path) -> Any:
+def joint_value(values: list[Any], key: str, path: _Path) -> Any:
     """The one non-tensor entry that stands for several equal ones."""
     data = values[0].data
     for value in values:
@@ -467,6 +500,8 @@ def _like(function: Callable[..., Tensor]) -> Callable[..., Any]:
 def _like_level(
     td: Any, function: Callable[..., Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
+    if td._is_stack:
+        return each_element(_like_level, td, function, args, kwargs)
     device = td._device if kwargs.get("device") is None else torch.device(kwargs["device"])
     entries: dict[str, Any] = {}
     for key, value in td._entries.items():

@@ -235,7 +235,7 @@ def _check_mask(mask: Tensor, dim: int, index: Any, batch_size: torch.Size) -> N
         )
 
 
-def _result_size(items: Any, batch_size: torch.Size) -> torch.Size:
+def result_size(items: Any, batch_size: torch.Size) -> torch.Size:
     """Return the size of an indexed batch, by indexing one element that is expanded to it."""
     if type(items) is int:
         return batch_size[1:]
@@ -259,6 +259,8 @@ class IndexingMixin(BatchwiseMixin):
 
         def _has_path(self, path: _Path) -> bool: ...
 
+        def _deepest(self, path: _Path) -> tuple[Any, int]: ...
+
     # -- reading -----------------------------------------------------------------------------
 
     def _index(self, index: Any) -> Self:
@@ -280,7 +282,7 @@ class IndexingMixin(BatchwiseMixin):
                 first = value[items]
                 sizes = first.shape[: first.dim() - value.dim() + batch_dims]
                 return self._index_leaves(items, sizes, origin, batch_dims, key, first)
-        sizes = _result_size(items, self._batch_size)
+        sizes = result_size(items, self._batch_size)
         return self._index_leaves(items, sizes, origin, batch_dims, None, None)
 
     def _index_leaves(
@@ -331,7 +333,7 @@ class IndexingMixin(BatchwiseMixin):
             return default
         value = self._require(path)
         if isinstance(value, NonTensorData):
-            size = _result_size(parse_index(index, value._batch_size).items, value._batch_size)
+            size = result_size(parse_index(index, value._batch_size).items, value._batch_size)
             return value._with_batch_size(size)
         return value[index]
 
@@ -398,6 +400,8 @@ class IndexingMixin(BatchwiseMixin):
             )
         if index.dtype != torch.long:
             index = index.long()
+        if out is not None and out._is_stack:  # type: ignore[attr-defined]
+            return out.update_(self.gather(dim, index))  # type: ignore[attr-defined, no-any-return]
         if out is not None:
             _gather_into(self, dim, index, out, len(self._batch_size), ())
             return out
@@ -431,10 +435,10 @@ class IndexingMixin(BatchwiseMixin):
         batch_size = self._batch_size
         if isinstance(value, (TensorCollection, Mapping)):
             items, _, is_whole = parse_index(index, batch_size)
-            sizes = _result_size(items, batch_size)
-            write = _Write(items, sizes, len(batch_size), is_whole, may_add=True)
+            sizes = result_size(items, batch_size)
+            write = IndexWrite(items, sizes, len(batch_size), is_whole, may_add=True)
             if isinstance(value, TensorCollection):
-                write.plan(self, _broadcast_value(value, sizes), ())
+                write.plan(self, broadcast_value(value, sizes), ())
             else:
                 # The constructor checks leaves against the batch size that they are to fill.
                 write.plan(self, self._dense(value, batch_size=sizes), ())
@@ -445,8 +449,8 @@ class IndexingMixin(BatchwiseMixin):
         is_scalar = not isinstance(value, Tensor) or value.dim() == 0
         # A scalar goes to a mask without finding positions first.
         items, _, is_whole = parse_index(index, batch_size, keep_masks=is_scalar)
-        sizes = torch.Size() if is_scalar else _result_size(items, batch_size)
-        write = _Write(items, sizes, len(batch_size), is_whole, may_add=False)
+        sizes = torch.Size() if is_scalar else result_size(items, batch_size)
+        write = IndexWrite(items, sizes, len(batch_size), is_whole, may_add=False)
         write.fill(self, value, is_scalar, ())
         write.run()
 
@@ -467,11 +471,15 @@ class IndexingMixin(BatchwiseMixin):
             TensorDictShapeError: if a tensordict is written and the value does not broadcast.
         """
         path = unravel_key_to_tuple(key)
+        stack, depth = self._deepest(path)
+        if stack._is_stack:
+            stack._set_entry_at(path[depth:], value, index)
+            return self
         entry = self._require(path)
         if isinstance(entry, NonTensorData):
             _check_same_data(entry, value, path)
         elif isinstance(entry, Tensor):
-            entry[index] = value if isinstance(value, Tensor) else _as_fill(value)
+            entry[index] = value if isinstance(value, Tensor) else as_fill(value)
         else:
             entry._set_index(index, value)
         return self
@@ -504,15 +512,15 @@ class IndexingMixin(BatchwiseMixin):
         """
         batch_size = self._batch_size
         items, _, is_whole = parse_index(idx, batch_size)
-        sizes = _result_size(items, batch_size)
+        sizes = result_size(items, batch_size)
         source: Any = input_dict_or_td
         if isinstance(source, TensorCollection):
-            source = _broadcast_value(source, sizes)
+            source = broadcast_value(source, sizes)
         else:
             source = self._dense(source, batch_size=sizes)
         if keys_to_update is not None:
             source = source.select(*keys_to_update)
-        write = _Write(items, sizes, len(batch_size), is_whole, may_add=False)
+        write = IndexWrite(items, sizes, len(batch_size), is_whole, may_add=False)
         write.plan(self, source, ())
         write.run()
         return self
@@ -527,10 +535,38 @@ class IndexingMixin(BatchwiseMixin):
         return self.update_at_(tensordict, idx, non_blocking=non_blocking)
 
 
-class _Write:
+class Fill(NamedTuple):
+    """A tensor that is written to every leaf, and which slices of it an element gets."""
+
+    value: Tensor
+    cuts: tuple[tuple[int, int, bool], ...] = ()
+    """For each cut the result dimension, counted from the end of the batch dimensions, the
+    position there, and whether the dimension stays."""
+
+    def cut(self, from_end: int, position: int, stays: bool) -> Fill:
+        """Return the part at a position of a result dimension."""
+        return Fill(self.value, (*self.cuts, (from_end, position, stays)))
+
+    def widened(self, extra: int) -> Fill:
+        """Return what goes to a nested tensordict with so many more batch dimensions."""
+        cuts = [(from_end + extra, position, stays) for from_end, position, stays in self.cuts]
+        return Fill(self.value, tuple(cuts))
+
+    def for_leaf(self, trailing: int) -> Tensor:
+        """Return what goes to a leaf with so many trailing dimensions."""
+        value = self.value
+        for from_end, position, stays in self.cuts:
+            dim = value.dim() - from_end - trailing
+            if dim >= 0:
+                position = position if value.shape[dim] > 1 else 0
+                value = value.narrow(dim, position, 1) if stays else value.select(dim, position)
+        return value
+
+
+class IndexWrite:
     """A write to a part of the batch: first planned and checked as a whole, then carried out."""
 
-    __slots__ = ("added", "batch_dims", "is_whole", "items", "may_add", "sizes", "written")
+    __slots__ = ("added", "batch_dims", "is_whole", "items", "may_add", "parts", "sizes", "written")
 
     def __init__(
         self, items: Any, sizes: torch.Size, batch_dims: int, is_whole: bool, may_add: bool
@@ -542,9 +578,13 @@ class _Write:
         self.may_add = may_add
         self.written: list[tuple[Tensor, Any]] = []
         self.added: list[tuple[Any, str, Any]] = []
+        self.parts: list[IndexWrite] = []  # those of nested lazy stacks
 
     def plan(self, td: Any, source: Any, path: _Path) -> None:
         """Plan to write the entries of the tensordict `source` into those of `td`."""
+        if td._is_stack:
+            td._plan_index(self.items, source, self.may_add, self.parts, path)
+            return
         entries = td._entries
         for key, value in source._entries.items():
             where = (*path, key)
@@ -570,16 +610,27 @@ class _Write:
 
     def fill(self, td: Any, value: Any, is_scalar: bool, path: _Path) -> None:
         """Plan to write one number or tensor into every tensor of `td`."""
+        if td._is_stack:
+            if isinstance(value, Fill):
+                value = value.widened(td.batch_dims - self.batch_dims)
+            td._plan_index(self.items, value, False, self.parts, path)
+            return
         for key, target in td._entries.items():
             if isinstance(target, Tensor):
                 if is_scalar:
                     self.written.append((target, value))
+                elif isinstance(value, Fill):
+                    leaf = value.for_leaf(target.dim() - self.batch_dims)
+                    self._plan_leaf(target, leaf, (*path, key))
                 else:
                     self._plan_leaf(target, value, (*path, key))
             elif not isinstance(target, NonTensorData):
                 self.fill(target, value, is_scalar, (*path, key))
 
     def run(self) -> None:
+        """Write what was planned, nested lazy stacks first."""
+        for part in self.parts:
+            part.run()
         items = self.items
         for target, value in self.written:
             target[items] = value
@@ -658,7 +709,12 @@ def _gather_into(td: Any, dim: int, index: Tensor, out: Any, batch_dims: int, pa
                 f"{list(out._entries)}"
             )
         target = out._entries[key]
-        if isinstance(value, Tensor):
+        if isinstance(target, TensorCollection) and target._is_stack:
+            origin = tuple(range(batch_dims))
+            target.update_(  # type: ignore[attr-defined]
+                value._map_leaves(gather_leaf, (dim, index), None, index.shape, origin, batch_dims)
+            )
+        elif isinstance(value, Tensor):
             torch.gather(value, dim, _leaf_index(value, index), out=target)
         elif not isinstance(value, NonTensorData):
             _gather_into(value, dim, index, target, batch_dims, where)
@@ -679,7 +735,7 @@ def _broadcasts(shape: torch.Size, target: torch.Size) -> bool:
     return True
 
 
-def _broadcast_value(value: Any, sizes: torch.Size) -> Any:
+def broadcast_value(value: Any, sizes: torch.Size) -> Any:
     """Expand a tensordict to the size of an indexed batch."""
     own = value._batch_size
     if len(own) == len(sizes) and own == sizes:
@@ -703,7 +759,8 @@ def _as_tensor(value: Any) -> Tensor:
         ) from error
 
 
-def _as_fill(value: Any) -> Any:
+def as_fill(value: Any) -> Any:
+    """Return a value to fill leaves with: a number as it is, else a tensor."""
     return value if isinstance(value, (bool, int, float, complex)) else _as_tensor(value)
 
 

@@ -27,6 +27,7 @@ from tdcompile.tensordict.keys import (
     is_nested_key,
     unravel_key_to_tuple,
 )
+from tdcompile.tensordict.lazy_entries import column_of, read_column
 from tdcompile.tensordict.messages import (
     absent_error,
     locked_error,
@@ -71,7 +72,7 @@ class MappingMixin(TensorDictState, TensorCollection):
 
     # -- reading -------------------------------------------------------------------------------
 
-    def get(self, key: Any, default: Any = NO_DEFAULT) -> Any:
+    def get(self, key: Any, default: Any = NO_DEFAULT, **form: Any) -> Any:
         """Return the entry at `key` itself (no copy), or `default` if it is absent.
 
         Unlike ``td[key]``, a non-tensor entry comes as its ``NonTensorData``, and an absent key
@@ -80,6 +81,8 @@ class MappingMixin(TensorDictState, TensorCollection):
         Args:
             key: a string or a nested key.
             default: what an absent key gives.
+            **form: how to return the tensors of a lazy stack on the way, see
+                ``LazyStackedTensorDict.get``.
 
         Raises:
             InvalidKeyError: if `key` is no key.
@@ -90,6 +93,10 @@ class MappingMixin(TensorDictState, TensorCollection):
             >>> td.get(("n", "x")).shape, td.get("y"), td.get("y", 0)
             (torch.Size([3]), None, 0)
         """
+        if form:
+            column = column_of(self, unravel_key_to_tuple(key))
+            if column is not None:
+                return read_column(column, **form)
         if isinstance(key, str):
             return self._entries.get(key, None if default is NO_DEFAULT else default)
         return self._get_path(unravel_key_to_tuple(key), default)
@@ -291,7 +298,7 @@ class MappingMixin(TensorDictState, TensorCollection):
         """
         if inplace and key in self:
             return self.set_(key, item, non_blocking=non_blocking)
-        if isinstance(key, str):
+        if isinstance(key, str) and not self._is_stack:
             if self._is_locked:
                 raise locked_error((key,))
             entry = self._to_entry(item, key)
@@ -316,11 +323,29 @@ class MappingMixin(TensorDictState, TensorCollection):
 
     def _set_path(self, path: tuple[str, ...], value: Any, prefix: tuple[str, ...] = ()) -> None:
         node, depth = self._deepest(path)
+        if node._is_stack:
+            writes: Writes = []
+            node._plan_path(path[depth:], value, prefix + path[:depth], writes)
+            carry_out(writes, [])
+            return
         if node._is_locked:
             raise locked_error(prefix + path)
         if node.__tensorclass_schema__ is not None:
             require_fields(type(node), (path[depth],))
         node._write({path[depth]: node._entry_below(path, depth, value, prefix)})
+
+    def _plan_path(
+        self, path: tuple[str, ...], value: Any, prefix: tuple[str, ...], writes: Writes
+    ) -> None:
+        """Plan to store `value` at `path`; what :meth:`_set_path` does, in two steps."""
+        node, depth = self._deepest(path)
+        if node._is_stack:
+            node._plan_path(path[depth:], value, prefix + path[:depth], writes)
+            return
+        if node._is_locked:
+            raise locked_error(prefix + path)
+        entry = node._entry_below(path, depth, value, prefix)
+        writes.append((node, {path[depth]: entry}))
 
     def _entry_below(
         self, path: tuple[str, ...], depth: int, value: Any, prefix: tuple[str, ...] = ()
@@ -334,10 +359,15 @@ class MappingMixin(TensorDictState, TensorCollection):
         return entry
 
     def _deepest(self, path: tuple[str, ...]) -> tuple[Self, int]:
-        """Return the deepest tensordict on a path that is there, and its depth."""
+        """Return the deepest tensordict on a path that is there, and its depth.
+
+        A lazy stack on the way is the deepest: its elements may have more of the path, or less.
+        """
         node = self
         last = len(path) - 1
         for depth in range(last):
+            if node._is_stack:
+                return node, depth
             child = node._entries.get(path[depth])
             if child is None:
                 return node, depth
@@ -585,6 +615,10 @@ class MappingMixin(TensorDictState, TensorCollection):
         new = unravel_key_to_tuple(new_key)
         if self._is_locked:
             raise locked_error(old)
+        stack, depth = self._deepest(old)
+        if stack._is_stack and stack is not self and old[:depth] == new[:depth] != new:
+            stack.rename_key_(old[depth:], new[depth:], safe)
+            return self
         source = self._parent_of(old)
         if old == new:
             return self

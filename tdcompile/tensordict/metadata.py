@@ -189,6 +189,11 @@ def _fit_names(names: tuple[str | None, ...] | None, ndim: int) -> tuple[str | N
 def _check_leaves(td: Any, size: torch.Size, path: tuple[str, ...]) -> None:
     """Raise unless every leaf under `td`, which stands at `path`, starts with `size`."""
     ndim = len(size)
+    if td._is_stack:
+        rest = td._element_size(size)
+        for element in td.tensordicts:
+            _check_leaves(element, rest, path)
+        return
     for name, value in td._entries.items():
         if isinstance(value, Tensor):
             if value.shape[:ndim] != size:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from tdcompile.errors import NameConflictError
+from tdcompile.tensordict.elements import each_element
 
 if TYPE_CHECKING:
     from types import EllipsisType
@@ -85,6 +86,9 @@ def spread_names(td: Any, names: Names) -> None:
 
     Writes the names only; the lock does not protect names.
     """
+    if td._is_stack:
+        td._spread_names(names)
+        return
     td._names = names
     batch_dims = len(td._batch_size)
     for value in td._entries.values():
@@ -246,6 +250,8 @@ def _renamed(td: NamesMixin, names: tuple[Any, ...], rename_map: dict[str, Any])
 
 
 def _shallow(td: Any) -> Any:
+    if td._is_stack:
+        return each_element(_shallow, td)
     entries = {}
     for key, value in td._entries.items():
         entries[key] = _shallow(value) if isinstance(value, NamesMixin) else value

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.combine import combine
+from tdcompile.tensordict.elements import each_element
 from tdcompile.tensordict.keys import NO_DEFAULT
 
 if TYPE_CHECKING:
@@ -85,9 +86,20 @@ def _new(
     *args: Any,
 ) -> Any:
     """New tensordict of ``function(leaf, (*size, *F), *args, **kwargs)``."""
-    kwargs = {k: v for k, v in kwargs.items() if v is not NO_DEFAULT and k != "empty_lazy"}
+    is_lazy_empty = bool(kwargs.pop("empty_lazy", False))
+    kwargs = {k: v for k, v in kwargs.items() if v is not NO_DEFAULT}
     device = torch.device(kwargs["device"]) if kwargs.get("device") is not None else td._device
-    return _new_level(td, size, len(td._batch_size), device, kwargs, function, args)
+    batch_dims = len(td._batch_size)
+    return _new_level(td, size, batch_dims, device, kwargs, function, args, is_lazy_empty)
+
+
+def _emptied(td: Any, size: torch.Size, batch_dims: int, device: Any) -> Any:
+    """A lazy stack without entries, of the batch size ``(*size, *B[batch_dims:])``."""
+    full = (*size, *td._batch_size[batch_dims:])
+    place = min(td.stack_dim, len(full) - 1)
+    rest = torch.Size((*full[:place], *full[place + 1 :]))
+    elements = [td._from_entries({}, rest, device) for _ in range(full[place])]
+    return td._like(elements, place, td._from_entries({}, rest, device))
 
 
 def _new_level(
@@ -98,7 +110,14 @@ def _new_level(
     kwargs: dict[str, Any],
     function: Callable[..., Tensor],
     args: tuple[Any, ...],
+    is_lazy_empty: bool,
 ) -> Any:
+    if td._is_stack and is_lazy_empty:
+        return _emptied(td, size, batch_dims, device)
+    if td._is_stack and td.stack_dim >= batch_dims:
+        return each_element(
+            _new_level, td, size, batch_dims, device, kwargs, function, args, is_lazy_empty
+        )
     entries: dict[str, Any] = {}
     batch_size = torch.Size((*size, *td._batch_size[batch_dims:]))
     for key, value in td._entries.items():
@@ -106,7 +125,9 @@ def _new_level(
             shape = (*size, *value.shape[batch_dims:])
             entries[key] = function(value, shape, *args, **kwargs)
         elif isinstance(value, TensorCollection):
-            entries[key] = _new_level(value, size, batch_dims, device, kwargs, function, args)
+            entries[key] = _new_level(
+                value, size, batch_dims, device, kwargs, function, args, is_lazy_empty
+            )
         else:
             entries[key] = value._with_batch_size(batch_size)
     # Names belong to dimensions; they stay where the number of dimensions stays.
@@ -126,6 +147,10 @@ def _copied(leaf: Tensor, value: Any, kwargs: dict[str, Any]) -> Tensor:
 
 def _on_device(td: Any, device: Any) -> Any:
     """Note a device on a tensordict and on those nested in it."""
+    if td._is_stack:
+        for element in td.tensordicts:
+            _on_device(element, device)
+        return td
     td._device = torch.device(device)
     for value in td._entries.values():
         if isinstance(value, TensorCollection):

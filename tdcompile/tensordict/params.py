@@ -184,8 +184,8 @@ class TensorDictParams(TensorDictBase, nn.Module):
                     value = result
         return value
 
-    def get(self, key: Any, default: Any = NO_DEFAULT) -> Any:  # noqa: D102
-        value = self._param_td.get(key, default)
+    def get(self, key: Any, default: Any = NO_DEFAULT, **form: Any) -> Any:  # noqa: D102
+        value = self._param_td.get(key, default, **form)
         return self._hooked(value) if self._get_post_hooks else value
 
     def __getitem__(self, index: Any) -> Any:

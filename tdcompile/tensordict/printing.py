@@ -36,8 +36,12 @@ class PrintingMixin(TensorDictState):
             TensorDict(batch_size=[3], fields={a: f32[2]})
         """
         device = "" if self._device is None else f", device={self._device}"
+        td: Any = self
+        if td._is_stack:
+            device += f", stack_dim={td.stack_dim}"
         head = f"{type(self).__name__}(batch_size={_shape(self._batch_size)}{device}, fields="
-        return f"{head}{_fields(self, 0, len(head) + 1)})"
+        text = f"{head}{_fields(self, 0, len(head) + 1)}"
+        return f"{text}{_exclusive_fields(self, text) if td._is_stack else ''})"
 
 
 def _fields(td: Any, level: int, used: int) -> str:
@@ -56,6 +60,23 @@ def _fields(td: Any, level: int, used: int) -> str:
     return "{" + ",".join(pad + _describe(td, name, level + 1) for name in names) + "}"
 
 
+def _exclusive_fields(stack: Any, text: str) -> str:
+    """Return what only some elements of a lazy stack have, by number of the element."""
+    elements = [
+        f"{i}: {{{', '.join(_describe(stack.tensordicts[i], key, None) for key in sorted(keys))}}}"
+        for i, keys in stack._exclusive_keys().items()
+    ]
+    if not elements:
+        return ""
+    head = ", exclusive_fields={"
+    line = ", ".join(elements)
+    used = len(text) - text.rfind("\n") - 1
+    if used + len(head) + len(line) + 2 <= _MAX_WIDTH:
+        return f"{head}{line}}}"
+    pad = "\n" + " " * _INDENT
+    return head + ",".join(pad + element for element in elements) + "}"
+
+
 def _names_to_show(td: Any) -> list[str]:
     """Return the keys in order, then the fields of a tensorclass that have no value."""
     names = sorted(td._entries)
@@ -66,8 +87,12 @@ def _names_to_show(td: Any) -> list[str]:
 
 
 def _describe(td: Any, name: str, level: int | None) -> str:
-    value = td._entries.get(name)
     ndim = len(td._batch_size)
+    if td._is_stack:
+        value = td._first()._entries[name]
+        if isinstance(value, Tensor):
+            return f"{name}: {_short_dtype(value.dtype)}{_shape(td.get_item_shape(name)[ndim:])}"
+    value = td._entries.get(name)
     if isinstance(value, Tensor):
         device = value.device
         at = f"@{device}" if td._device is None and device.type != "cpu" else ""
@@ -79,7 +104,8 @@ def _describe(td: Any, name: str, level: int | None) -> str:
         return f"{name}: {value!r}"
     extra = value._batch_size[ndim:]  # type: ignore[attr-defined]
     schema = value.__tensorclass_schema__  # type: ignore[attr-defined]
-    kind = "" if schema is None else type(value).__name__
+    is_own_kind = value._is_stack and not td._is_stack
+    kind = type(value).__name__ if schema is not None or is_own_kind else ""
     head = f"{name}: {kind}{_shape(extra) if extra else ''}"
     if level is None:
         inner = ", ".join(_describe(value, key, None) for key in _names_to_show(value))

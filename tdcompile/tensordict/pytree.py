@@ -19,15 +19,17 @@ share.
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from tdcompile.errors import TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.construct import common_prefix
 from tdcompile.tensordict.dense import TensorDict
+from tdcompile.tensordict.lazy import LazyStackedTensorDict
 from tdcompile.tensordict.nontensor import NonTensorData
 from tdcompile.tensordict.statedict import StateDict
 
@@ -226,6 +228,64 @@ def _from_dumpable(dumped: dict[str, Any]) -> TensorDictContext:
     )
 
 
+# -- lazy stacks -----------------------------------------------------------------------------------
+
+
+class LazyStackContext(NamedTuple):
+    """What a lazy stack is besides its elements, which are its children."""
+
+    cls: type
+    stack_dim: int
+    dim_name: str | None
+    element_dims: int  # number of batch dimensions of an element
+
+
+def register_lazy_pytree(cls: type) -> None:
+    """Register a class of lazy stacks with torch's pytrees: the children are the elements."""
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    pytree.register_pytree_node(
+        cls,
+        _flatten_stack,
+        _unflatten_stack,
+        serialized_type_name=name,
+        to_dumpable_context=lambda context: {**context._asdict(), "cls": name},
+        from_dumpable_context=lambda dumped: LazyStackContext(
+            **{**dumped, "cls": _CLASSES[dumped["cls"]]}
+        ),
+        flatten_with_keys_fn=_flatten_stack_with_keys,
+    )
+    _CLASSES[name] = cls
+
+
+def _flatten_stack(stack: Any) -> tuple[list[Any], LazyStackContext]:
+    dims = len(stack._first()._batch_size)
+    context = LazyStackContext(type(stack), stack.stack_dim, stack._dim_name, dims)
+    return list(stack.tensordicts), context
+
+
+def _flatten_stack_with_keys(stack: Any) -> tuple[list[tuple[Any, Any]], LazyStackContext]:
+    elements, context = _flatten_stack(stack)
+    return [(pytree.SequenceKey(i), element) for i, element in enumerate(elements)], context
+
+
+def _unflatten_stack(elements: Iterable[Any], context: LazyStackContext) -> Any:
+    elements = list(elements)
+    for element in elements:
+        if isinstance(element, TensorCollection):
+            dims = len(element._batch_size)  # type: ignore[attr-defined]
+            if dims != context.element_dims:
+                # Which dimension went or came decides what becomes of the stack dimension, and a
+                # function over leaves (vmap, say) does not tell.
+                raise TensorDictShapeError(
+                    f"expected elements with {context.element_dims} batch dimensions to make the "
+                    f"lazy stack anew; found {dims}: make the stack dense first (to_tensordict())"
+                )
+    cls: Any = context.cls
+    size = torch.Size([0] * context.element_dims)
+    model = cls(stack_dim=context.stack_dim, batch_size=size, stack_dim_name=context.dim_name)
+    return model._like(elements)
+
+
 register_pytree(TensorDict)
 # As an OrderedDict, which a state dict is but for its metadata.
 pytree.register_pytree_node(
@@ -234,3 +294,4 @@ pytree.register_pytree_node(
     lambda leaves, keys: collections.OrderedDict(zip(keys, leaves, strict=True)),
     serialized_type_name=f"{StateDict.__module__}.{StateDict.__qualname__}",
 )
+register_lazy_pytree(LazyStackedTensorDict)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tdcompile.errors import TensorDictIndexError
 from tdcompile.tensordict.collection import TensorCollection
+from tdcompile.tensordict.elements import each_element, element_dims, is_uniform, tensor_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,32 +98,49 @@ def _without(size: tuple[Any, ...], dims: _Dims, keepdim: bool, one: Any) -> tup
 
 def _map_leaves(
     td: Any,
-    leaf_function: Callable[[Tensor, int], Any],
-    shape_function: Callable[[Any], tuple[torch.Size, Any]],
+    leaf_function: Callable[[Tensor, int, Any], Any],
+    shape_function: Callable[[Any, Any], tuple[torch.Size, Any]],
+    dims: _Dims | None,
 ) -> Any:
-    """New tensordict of ``leaf_function(leaf, batch_dims)``.
+    """New tensordict of ``leaf_function(leaf, batch_dims, dims)``.
 
-    `shape_function` gives the batch size and the names of the result for a tensordict.
+    `shape_function` gives the batch size and the names of the result for a tensordict and `dims`,
+    the dimensions that the reduction is about; ``None``: all. A lazy stack whose elements differ
+    is reduced element by element, as long as the stack dimension is none of them.
     """
-    batch_size, names = shape_function(td)
+    is_apart = td._is_stack and dims is not None and td.stack_dim not in dims
+    if is_apart and not is_uniform(td.tensordicts or [td._template]):
+        return _map_elements(td, leaf_function, shape_function, dims or ())
+    batch_size, names = shape_function(td, dims)
     batch_dims = len(td._batch_size)
     entries: dict[str, Any] = {}
     for key, value in td._entries.items():
         if isinstance(value, Tensor):
-            entries[key] = leaf_function(value, batch_dims)
+            entries[key] = leaf_function(value, batch_dims, dims)
         elif isinstance(value, TensorCollection):
-            entries[key] = _map_leaves(value, leaf_function, shape_function)
+            entries[key] = _map_leaves(value, leaf_function, shape_function, dims)
         else:
             entries[key] = value._with_batch_size(batch_size)
     return td._from_entries(entries, batch_size, td._device, names)
 
 
-def _same_shape(td: Any) -> tuple[torch.Size, Any]:
+def _map_elements(td: Any, leaf_function: Any, shape_function: Any, dims: _Dims) -> Any:
+    own = element_dims(td, dims)
+    results = [
+        _map_leaves(element, leaf_function, shape_function, own) for element in td.tensordicts
+    ]
+    place = td.stack_dim
+    if len(results[0]._batch_size) + 1 < td.batch_dims:
+        place -= sum(dim < place for dim in dims)
+    return td._like(results, place)
+
+
+def _same_shape(td: Any, dims: Any) -> tuple[torch.Size, Any]:
     return td._batch_size, td._names
 
 
-def _dims_shape(dims: _Dims, keepdim: bool) -> Callable[[Any], tuple[torch.Size, Any]]:
-    def shape(td: Any) -> tuple[torch.Size, Any]:
+def _dims_shape(keepdim: bool) -> Callable[[Any, Any], tuple[torch.Size, Any]]:
+    def shape(td: Any, dims: Any) -> tuple[torch.Size, Any]:
         names = td._names
         if names is not None:
             # A kept dimension keeps its name.
@@ -132,8 +150,8 @@ def _dims_shape(dims: _Dims, keepdim: bool) -> Callable[[Any], tuple[torch.Size,
     return shape
 
 
-def _whole_shape(keepdim: bool) -> Callable[[Any], tuple[torch.Size, Any]]:
-    def shape(td: Any) -> tuple[torch.Size, Any]:
+def _whole_shape(keepdim: bool) -> Callable[[Any, Any], tuple[torch.Size, Any]]:
+    def shape(td: Any, dims: Any) -> tuple[torch.Size, Any]:
         if keepdim:
             return torch.Size([1] * len(td._batch_size)), td._names
         return torch.Size([]), None
@@ -141,14 +159,14 @@ def _whole_shape(keepdim: bool) -> Callable[[Any], tuple[torch.Size, Any]]:
     return shape
 
 
-def tensor_leaves(td: Any) -> list[Tensor]:
-    """The tensors of a tensordict and of those nested in it, in key order."""
+def _stacked_leaves(td: Any) -> list[Tensor]:
+    """The tensors of a tensordict and of those nested in it, in key order; stacked ones whole."""
     leaves: list[Tensor] = []
     for value in td._entries.values():
         if isinstance(value, Tensor):
             leaves.append(value)
         elif isinstance(value, TensorCollection):
-            leaves.extend(tensor_leaves(value))
+            leaves.extend(_stacked_leaves(value))
     return leaves
 
 
@@ -159,7 +177,7 @@ def _features(leaf: Tensor, batch_dims: int) -> Tensor:
 
 def _joined(op_name: str, td: Any, dim: Any) -> tuple[Tensor, Any]:
     """One tensor of all leaves for ``reduce=True``, and the dimension of it to reduce."""
-    leaves = tensor_leaves(td)
+    leaves = _stacked_leaves(td)
     if not leaves:
         raise ValueError(
             f"{op_name}(reduce=True) needs at least one tensor, this tensordict has none."
@@ -212,49 +230,50 @@ def _reduce(
         if keepdim and op.gives_indices:
             raise TypeError(f"{op.name}() takes keepdim only together with dim.")
 
-        def whole(leaf: Tensor, batch_dims: int) -> Any:
+        def whole(leaf: Tensor, batch_dims: int, dims: Any) -> Any:
             result = function(leaf, **kwargs)
             return result.reshape((1,) * leaf.ndim) if keepdim else result
 
-        return _map_leaves(td, whole, _whole_shape(keepdim))
+        return _map_leaves(td, whole, _whole_shape(keepdim), None)
     if isinstance(dim, str):
 
-        def features(leaf: Tensor, batch_dims: int) -> Any:
+        def features(leaf: Tensor, batch_dims: int, dims: Any) -> Any:
             result = function(_features(leaf, batch_dims), -1, **kwargs)
             if keepdim:
                 for _ in range(leaf.ndim - batch_dims):
                     result = result.unsqueeze(-1)
             return result
 
-        return _map_leaves(td, features, _same_shape)
+        return _map_leaves(td, features, _same_shape, ())
     dims = normalise_dims(dim, len(td._batch_size))
-    shape = _dims_shape(dims, keepdim)
+    shape = _dims_shape(keepdim)
 
-    def over_dims(leaf: Tensor, batch_dims: int) -> Any:
+    def over_dims(leaf: Tensor, batch_dims: int, dims: Any) -> Any:
         return _reduce_dims(op, leaf, dims, keepdim, kwargs)
 
     if not op.gives_indices:
-        return _map_leaves(td, over_dims, shape)
-    return _pair(op.name, td, over_dims, shape)
+        return _map_leaves(td, over_dims, shape, dims)
+    return _pair(op.name, td, over_dims, shape, dims)
 
 
 def _pair(
     name: str,
     td: Any,
-    leaf_function: Callable[[Tensor, int], Any],
-    shape: Callable[[Any], tuple[torch.Size, Any]],
+    leaf_function: Callable[[Tensor, int, Any], Any],
+    shape: Callable[[Any, Any], tuple[torch.Size, Any]],
+    dims: _Dims,
 ) -> Any:
     """Map a function that gives values and indices; a named pair of tensordicts."""
     indices: list[Tensor] = []
 
-    def values(leaf: Tensor, batch_dims: int) -> Any:
-        pair = leaf_function(leaf, batch_dims)
+    def values(leaf: Tensor, batch_dims: int, dims: Any) -> Any:
+        pair = leaf_function(leaf, batch_dims, dims)
         indices.append(pair[1])
         return pair[0]
 
-    first = _map_leaves(td, values, shape)
+    first = _map_leaves(td, values, shape, dims)
     left = iter(indices)
-    second = _map_leaves(td, lambda leaf, batch_dims: next(left), shape)
+    second = _map_leaves(td, lambda leaf, batch_dims, dims: next(left), shape, dims)
     return getattr(torch.return_types, name)((first, second))
 
 
@@ -263,6 +282,8 @@ def _rename(td: Any, key_transform: Callable[[str], str] | None) -> Any:
     if key_transform is None or not isinstance(td, TensorCollection):
         return td
     source: Any = td
+    if source._is_stack:
+        return each_element(_rename, source, key_transform)
     entries = {key_transform(k): _rename(v, key_transform) for k, v in source._entries.items()}
     return source._from_entries(entries, source._batch_size, source._device, source._names)
 
@@ -356,8 +377,9 @@ class ReductionsMixin:
         dims = tuple(range(batch_dims)) if dim is None else normalise_dims(dim, batch_dims)
         result = _map_leaves(
             self,
-            lambda leaf, _: torch.logsumexp(leaf, dims, keepdim) if dims else leaf.clone(),
-            _dims_shape(dims, keepdim),
+            lambda leaf, _, dims: torch.logsumexp(leaf, dims, keepdim) if dims else leaf.clone(),
+            _dims_shape(keepdim),
+            dims,
         )
         if out is None:
             return result
@@ -372,7 +394,12 @@ class ReductionsMixin:
         """
         td: Any = self
         (dim,) = normalise_dims(dim, len(td._batch_size))
-        return _map_leaves(self, lambda leaf, _: torch.softmax(leaf, dim, dtype=dtype), _same_shape)
+        return _map_leaves(
+            self,
+            lambda leaf, _, dims: torch.softmax(leaf, dims[0], dtype=dtype),
+            _same_shape,
+            (dim,),
+        )
 
     def norm(
         self,
@@ -384,8 +411,9 @@ class ReductionsMixin:
         """Euclidean norm of each leaf; a tensordict of 0-d tensors with batch size ``()``."""
         result = _map_leaves(
             self,
-            lambda leaf, _: torch.linalg.vector_norm(leaf, dtype=dtype),
+            lambda leaf, _, dims: torch.linalg.vector_norm(leaf, dtype=dtype),
             _whole_shape(keepdim=False),
+            None,
         )
         result = _rename(result, key_transform)
         if out is None:
@@ -419,7 +447,7 @@ def _truth(
                 f"expected at least one dimension to reduce, found dim={dim!r}: leave dim out to"
                 " reduce everything to a bool"
             )
-        return _map_leaves(td, lambda leaf, _: function(leaf, dims), _dims_shape(dims, False))
+        return _map_leaves(td, lambda leaf, _, dims: function(leaf, dims), _dims_shape(False), dims)
     for leaf in tensor_leaves(td):
         found = function(leaf)
         # A branch, not `bool(found) is decisive`: a trace with fullgraph=True answers an identity
@@ -442,12 +470,16 @@ def _cumulative(
         result = function(_joined(name, td, dim)[0], dim)
         return result if return_indices else result[0]
     if not return_indices:
-        return _map_leaves(td, lambda leaf, _: function(leaf, dim)[0], _same_shape)
-    return _pair(name, td, lambda leaf, _: function(leaf, dim), _same_shape)
+        return _map_leaves(
+            td, lambda leaf, _, dims: function(leaf, dims[0])[0], _same_shape, (dim,)
+        )
+    return _pair(name, td, lambda leaf, _, dims: function(leaf, dims[0]), _same_shape, (dim,))
 
 
 def _lead_with(td: Any, size: int) -> Any:
     """Give a tensordict whose leaves got a dimension in front the batch size that goes with it."""
+    if td._is_stack:
+        return each_element(_lead_with, td, size)
     batch_size = torch.Size((size, *td._batch_size))
     entries: dict[str, Any] = {}
     for key, value in td._entries.items():

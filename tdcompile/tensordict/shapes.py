@@ -66,7 +66,7 @@ class ShapesMixin(SplitsMixin, RepeatsMixin):
             if self._is_locked:
                 result._lock(None)
             return result
-        return self._resized(_view, read_sizes("view", shape, size))
+        return self._resized(view_leaf, read_sizes("view", shape, size))
 
     def reshape(self, *shape: Any, size: Sequence[int] | None = None) -> Self:
         """Return a tensordict of another batch size; leaves are views where possible, else copies.
@@ -436,7 +436,8 @@ class ShapesMixin(SplitsMixin, RepeatsMixin):
         return self._reshaped(op, args, None, self._batch_size, self._same_dims(), inplace)
 
 
-def _view(leaf: Tensor, sizes: Ints) -> Tensor:
+def view_leaf(leaf: Tensor, sizes: Ints) -> Tensor:
+    """Return ``leaf.view(sizes)``."""
     # torch reads a row of integers twice as fast as one tuple; an empty row it does not take.
     return leaf.view(*sizes) if sizes else leaf.view(sizes)
 

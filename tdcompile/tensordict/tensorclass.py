@@ -223,12 +223,14 @@ class TensorClass(TensorDictMethods, metaclass=TensorClassMeta):
 
     # -- access --------------------------------------------------------------------------------
 
-    def get(self, key: Any, default: Any = NO_DEFAULT) -> Any:
+    def get(self, key: Any, default: Any = NO_DEFAULT, **form: Any) -> Any:
         """Return the value of a field, or of an entry below it; a non-tensor comes as it is.
 
         A field without a value gives ``None``; what is neither field nor entry gives `default`. As
         in the tensordict package, ``"batch_size"``, ``"device"`` and ``"names"`` are known, too.
         """
+        if form:
+            return super().get(key, default, **form)
         path = unravel_key_to_tuple(key)
         if len(path) == 1 and path[0] in self.__tensorclass_schema__.known:
             return getattr(self, path[0])

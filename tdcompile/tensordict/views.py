@@ -101,24 +101,29 @@ class TensorDictKeysView(_View, Set[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if self._include_nested:
-            if self._sort:
-                return iter([key for key, _ in self._pairs()])
             keys: list[Any] = []
             self._collect_keys(self._td, (), keys)
-            return iter(keys)
+            return iter(sorted(keys, key=_key_as_path) if self._sort else keys)
         entries = self._td._entries
         if self._leaves_only:
-            names = [name for name, value in entries.items() if self._shows(value)]
+            pairs = entries.peek() if self._td._is_stack else entries.items()
+            names = [name for name, value in pairs if self._shows(value)]
             return iter(sorted(names) if self._sort else names)
         return iter(sorted(entries)) if self._sort else iter(entries)
 
     def _collect_keys(self, td: Any, prefix: tuple[str, ...], out: list[Any]) -> None:
         """Append keys, what is in a tensordict before the tensordict."""
-        for name, value in td.items():
+        for name, value in td._entries.peek() if td._is_stack else td.items():
             if isinstance(value, TensorCollection):
                 self._collect_keys(value, (*prefix, name), out)
             if self._shows(value):
                 out.append((*prefix, name) if prefix else name)
+
+    def __len__(self) -> int:
+        # Counted by keys: the values of a lazy stack would have to be stacked.
+        if not self._include_nested and not self._leaves_only:
+            return len(self._td._entries)
+        return len(list(iter(self)))
 
     def __contains__(self, key: object) -> bool:
         """Tell whether `key` names an entry, whether or not the view shows that kind of entry.
@@ -241,5 +246,8 @@ class ViewsMixin(TensorDictState):
 
 
 def _pair_as_path(pair: tuple[Any, Any]) -> tuple[str, ...]:
-    key = pair[0]
+    return _key_as_path(pair[0])
+
+
+def _key_as_path(key: Any) -> tuple[str, ...]:
     return key if isinstance(key, tuple) else (key,)

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from tdcompile.errors import TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
+from tdcompile.tensordict.elements import is_uniform
 from tdcompile.tensordict.keys import NO_DEFAULT, format_entry, format_key, unravel_key_to_tuple
+from tdcompile.tensordict.lazy_entries import unstack_value
 from tdcompile.tensordict.messages import (
     absent_error,
     locked_error,
@@ -54,6 +56,12 @@ class UpdatePlan:
 
     def add(self, node: Any, source: Any, path: tuple[str, ...], wanted: Any) -> None:
         """Plan to write the items of `source` to `node`, which stands at `path`."""
+        if node._is_stack:
+            for element, part in zip(
+                node.tensordicts, unstack_value(node, source, path), strict=True
+            ):
+                self.add(element, part, path, wanted)
+            return
         if not isinstance(source, (TensorCollection, Mapping)):
             target = format_entry(path) if path else "td"
             raise AttributeError(
@@ -73,7 +81,13 @@ class UpdatePlan:
                 value, (TensorCollection, Mapping)
             )
             if is_tree and isinstance(current, TensorCollection) and not self._is_whole(value):
-                if name in pending:
+                if _is_apart(value, current):
+                    # Its elements may differ in keys and shapes, so ours are kept apart too.
+                    if node._is_locked:
+                        raise locked_error(where)
+                    lazy: Any = current
+                    pending[name] = current = lazy.to_lazystack(value.stack_dim)
+                elif name in pending:
                     # Not yet written, and perhaps the caller's own object: merge into a copy.
                     pending[name] = current = current.copy()
                 self.add(current, value, where, below)
@@ -109,6 +123,10 @@ def plan_copies(
     node: Any, source: Any, path: tuple[str, ...], wanted: Any, writes: Writes, copies: Copies
 ) -> None:
     """Plan to copy the items of `source` into the existing entries of `node`."""
+    if node._is_stack:
+        for element, part in zip(node.tensordicts, unstack_value(node, source, path), strict=True):
+            plan_copies(element, part, path, wanted, writes, copies)
+        return
     for key, value in source.items():
         name, value, _ = _split_item(key, value)
         below = _wanted_below(wanted, name)
@@ -130,6 +148,10 @@ def plan_copy(
     wanted: Any = None,
 ) -> None:
     """Plan to copy `value` into the existing entry `name` of `node`."""
+    if node._is_stack:
+        for element, part in zip(node.tensordicts, unstack_value(node, value, path), strict=True):
+            plan_copy(element, name, part, path, writes, copies, wanted)
+        return
     dest = node._entries[name]
     if isinstance(dest, TensorCollection):
         if not isinstance(value, (TensorCollection, Mapping)):
@@ -182,6 +204,13 @@ def _split_item(key: Any, value: Any) -> tuple[str, Any, bool]:
     for name in reversed(path[1:]):
         value = {name: value}
     return path[0], value, len(path) > 1
+
+
+def _is_apart(value: Any, current: Any) -> bool:
+    """Tell whether a lazy stack of differing elements is to be written into a dense tensordict."""
+    if not isinstance(value, TensorCollection) or not value._is_stack or current._is_stack:
+        return False
+    return not is_uniform(value.tensordicts)  # type: ignore[attr-defined]
 
 
 # Below a name that is not wanted.

@@ -181,6 +181,9 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
                 return seam.constant(attribute)
             if isinstance(attribute, type) and attribute in SERVED:
                 return TensorDictClassVariable(attribute, SERVED[attribute])
+            if isinstance(attribute, bool):
+                # A class attribute of our own: a constant by contract.
+                return seam.constant(attribute)
             if attribute is _MISSING:
                 fallback = inspect.getattr_static(layout.cls, "__getattr__", None)
                 if isinstance(fallback, types.FunctionType):
