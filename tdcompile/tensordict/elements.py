@@ -132,8 +132,8 @@ def joint_size(tensordicts: Sequence[Any]) -> torch.Size:
             continue
         if len(other) != len(size):
             raise TensorDictShapeError(
-                f"expected tensordicts of one number of batch dimensions; found batch sizes "
-                f"{tuple(tensordicts[0].batch_size)} and {tuple(other)}"
+                "batch sizes in tensordicts differs, and stacking tensordicts requires one number "
+                f"of dimensions: found {tuple(tensordicts[0].batch_size)} and {tuple(other)}"
             )
         pairs = zip(size, other, strict=True)
         size = torch.Size([own if own == found else -1 for own, found in pairs])
@@ -161,8 +161,8 @@ def check_elements(tensordicts: Sequence[Any], strict_shape: bool = False) -> No
             )
         if strict_shape and td.batch_size != size:
             raise TensorDictShapeError(
-                f"expected tensordicts of one batch size (strict_shape=True); found "
-                f"{tuple(first.batch_size)} and {tuple(td.batch_size)}"
+                "batch sizes in tensordicts differs, and stacking tensordicts requires one with "
+                f"strict_shape=True: found {tuple(first.batch_size)} and {tuple(td.batch_size)}"
             )
 
 

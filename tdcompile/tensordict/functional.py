@@ -194,10 +194,10 @@ def cat(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
             f" {batch_dims} batch dimensions, got {dim}."
         )
     dim = dim % batch_dims
+    if any(td._is_stack for td in tds):
+        return deliver(_cat_lazy(tds, dim), out)
     for position, td in enumerate(tds):
         size = td._batch_size
-        if -1 in size or -1 in first._batch_size:
-            continue  # elements of lazy stacks are looked at one by one
         if (
             len(size) != batch_dims
             or size[:dim] != first._batch_size[:dim]

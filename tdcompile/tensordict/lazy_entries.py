@@ -142,9 +142,9 @@ def stack_values(values: list[Any], stack: Any, key: str) -> Any:
                 raise _kinds_error(values, key)
             if value.shape != first.shape:
                 raise TensorDictShapeError(
-                    f"expected tensors of one shape to stack for {format_entry(key)}; found "
-                    f"{[tuple(v.shape) for v in values]}: read them with td.get(key, as_list=True),"
-                    " as_padded_tensor=True or as_nested_tensor=True"
+                    f"Failed to stack tensors within a tensordict: {format_entry(key)} has the "
+                    f"shapes {[tuple(v.shape) for v in values]}: read it with td.get(key, "
+                    "as_list=True), as_padded_tensor=True or as_nested_tensor=True"
                 )
         return torch.stack(values, stack.stack_dim)
     if isinstance(first, TensorCollection):
@@ -305,8 +305,8 @@ def read_column(
     shapes = [tuple(value.shape) for value in column.values]
     if any(shape != shapes[0] for shape in shapes):
         raise TensorDictShapeError(
-            f"expected tensors of one shape to stack; found {shapes}: pass as_list=True, "
-            "as_padded_tensor=True or as_nested_tensor=True"
+            f"Failed to stack tensors within a tensordict: they have the shapes {shapes}: pass "
+            "as_list=True, as_padded_tensor=True or as_nested_tensor=True"
         )
     return torch.stack(column.values, column.dim)
 

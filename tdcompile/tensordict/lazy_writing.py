@@ -244,21 +244,22 @@ class LazyWritingMixin(TensorDictState):
         for td in added:
             if not isinstance(td, TensorCollection):
                 raise TypeError(
-                    f"expected a tensordict to add to a lazy stack; found {type(td).__name__}"
+                    "Expected new value to be TensorDictBase instance, to add to a lazy stack; "
+                    f"found {type(td).__name__}"
                 )
             found: Any = td
             if found.device != self._device:
                 raise ValueError(
-                    f"expected a tensordict on {self._device} to add to a lazy stack; found one on "
-                    f"{found.device}: move it first"
+                    f"Devices differ: expected a tensordict on {self._device} to add to a lazy "
+                    f"stack; found one on {found.device}: move it first"
                 )
             fits = len(found.batch_size) == len(size) and all(
                 own in (-1, new) for own, new in zip(size, found.batch_size, strict=True)
             )
             if not fits:
                 raise TensorDictShapeError(
-                    f"expected the batch size {tuple(size)} (-1 for any) of an element; found "
-                    f"{tuple(found.batch_size)}"
+                    f"Batch sizes in tensordicts differs: expected {tuple(size)} (-1 for any), "
+                    f"that of an element; found {tuple(found.batch_size)}"
                 )
         check_elements([self._first(), *added])
         self.tensordicts[index:index] = added
