@@ -45,7 +45,11 @@ def make_tensordict(
 
 
 def from_module(
-    module: nn.Module, as_module: bool = False, lock: bool = True, use_state_dict: bool = False
+    module: nn.Module,
+    as_module: bool = False,
+    lock: bool = True,
+    use_state_dict: bool = False,
+    filter_empty: bool = True,
 ) -> Any:
     """Return the parameters and buffers of a module, locked; see ``TensorDict.from_module``.
 
@@ -53,4 +57,4 @@ def from_module(
         >>> from_module(torch.nn.Linear(2, 3)).is_locked
         True
     """
-    return TensorDict.from_module(module, as_module, lock, use_state_dict)
+    return TensorDict.from_module(module, as_module, lock, use_state_dict, filter_empty)

@@ -40,7 +40,6 @@ class ModulesMixin(TensorDictState):
         as_module: bool = False,
         lock: bool = False,
         use_state_dict: bool = False,
-        *,
         filter_empty: bool = True,
     ) -> Any:
         """Return a tensordict of the parameters and buffers of a module (no copy).
