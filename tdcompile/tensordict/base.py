@@ -27,6 +27,7 @@ from tdcompile.tensordict.modules import ModulesMixin
 from tdcompile.tensordict.names import NamesMixin
 from tdcompile.tensordict.newleaves import NewLeavesMixin
 from tdcompile.tensordict.padding import PaddingMixin
+from tdcompile.tensordict.parallel import ParallelMixin
 from tdcompile.tensordict.printing import PrintingMixin
 from tdcompile.tensordict.reductions import ReductionsMixin
 from tdcompile.tensordict.selection import SelectionMixin
@@ -76,6 +77,7 @@ class TensorDictMethods(
     MetadataMixin,
     DistributedMixin,
     StackingMixin,
+    ParallelMixin,
 ):
     """Every method of a tensordict, over the state declared in ``TensorDictState``."""
 
