@@ -215,8 +215,8 @@ class _Chunks:
                 raise ValueError(f"expected {name} to be at least {least}, found {value}")
         self._td = td
         self._by_index = by_index
-        self.dim = td._batch_dim(dim)
-        self.length = td.batch_size[self.dim]
+        self.dim: int = td._batch_dim(dim)
+        self.length: int = td.batch_size[self.dim]
         self.order: Tensor | None = None
         self.is_by_element = chunksize == 0
         if self.is_by_element:
