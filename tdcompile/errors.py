@@ -3,10 +3,10 @@
 Key names: :class:`TdcompileError` (base), :class:`TensorDictShapeError`,
 :class:`TensorDictIndexError`, :class:`NameConflictError`, :class:`KeyPathError`,
 :class:`InvalidKeyError`, :class:`UnknownFieldError`, :class:`KeyMismatchError`,
-:class:`KeyThroughLeafError`, :class:`LockedError`, :class:`DistributedError`,
-:class:`WorkerError`, :class:`UnsupportedTorchError`, :class:`ContractBreachError`,
-:class:`PatchConflictError`, :class:`GuardAuditError`, :class:`UnknownOptionError`,
-:class:`TdcompileWarning`.
+:class:`KeyThroughLeafError`, :class:`LockedError`, :class:`DistributedError`, :class:`WorkerError`,
+:class:`StorageError`, :class:`DamagedFileError`, :class:`UnsafeFileError`,
+:class:`UnsupportedTorchError`, :class:`ContractBreachError`, :class:`PatchConflictError`,
+:class:`GuardAuditError`, :class:`UnknownOptionError`, :class:`TdcompileWarning`.
 
 Invariant: a message says what was expected, what was found, at which key path, and what to do.
 This module imports nothing, not even torch.
@@ -120,6 +120,34 @@ class WorkerError(TdcompileError, RuntimeError):
 
     Cause: the process was killed or could not start, or its exception cannot be pickled.
     Fix: the message has the exit code or the worker's traceback.
+    """
+
+
+class StorageError(TdcompileError, RuntimeError, ValueError):
+    """A tensordict cannot be saved, mapped or loaded as asked.
+
+    Cause: a file that is there already, an entry that no file can hold, an argument that does not
+    fit where the tensordict is stored.
+    Fix: the message says which; nothing was written or changed.
+
+    It is a ``RuntimeError`` and a ``ValueError`` for programs written against the ``tensordict``
+    package, which raises one of the two depending on the function.
+    """
+
+
+class DamagedFileError(StorageError):
+    """A saved file is missing, cut short, or not what the metadata next to it says.
+
+    Cause: an interrupted copy, a full disk, a flipped bit, another program.
+    Fix: take the file that the message names from a backup; nothing was loaded.
+    """
+
+
+class UnsafeFileError(StorageError):
+    """Loading or saving would run code from a file, or leave the folder that was named.
+
+    Cause: pickled values, a link out of the folder, a path with ``..`` in an archive.
+    Fix: pass ``allow_pickle=True`` for data that you trust; copy what links point to.
     """
 
 

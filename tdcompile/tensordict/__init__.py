@@ -52,6 +52,19 @@ from tdcompile.tensordict.params import TensorDictParams
 from tdcompile.tensordict.pytree import register_pytree
 from tdcompile.tensordict.sequences import pad_sequence
 from tdcompile.tensordict.stacking import dense_stack_tds, maybe_dense_stack
+from tdcompile.tensordict.storage.archive import (
+    is_memmap_archive,
+    pack_memmap,
+    refresh_archive_checksums,
+    unpack_memmap,
+)
+from tdcompile.tensordict.storage.consolidated import from_consolidated
+from tdcompile.tensordict.storage.extend import append_memmap
+from tdcompile.tensordict.storage.functions import load, load_memmap, memmap, save
+from tdcompile.tensordict.storage.memmap_tensor import MemoryMappedTensor
+from tdcompile.tensordict.storage.pack import PackLayout
+from tdcompile.tensordict.storage.safetensors import from_safetensors, to_safetensors
+from tdcompile.tensordict.storage.save import TensorDictFuture
 from tdcompile.tensordict.tensorclass import (
     TensorClass,
     from_dataclass,
@@ -65,26 +78,32 @@ assert_allclose_td = assert_close
 __all__ = [
     "KEY_SEPARATOR",
     "LazyStackedTensorDict",
+    "MemoryMappedTensor",
     "NestedKey",
     "NonTensorData",
+    "PackLayout",
     "TensorClass",
     "TensorCollection",
     "TensorDict",
     "TensorDictBase",
+    "TensorDictFuture",
     "TensorDictParams",
     "TypedTensorDict",
+    "append_memmap",
     "assert_allclose_td",
     "assert_close",
     "cat",
     "default_is_leaf",
     "dense_stack_tds",
     "from_any",
+    "from_consolidated",
     "from_dataclass",
     "from_dict",
     "from_module",
     "from_modules",
     "from_namedtuple",
     "from_pytree",
+    "from_safetensors",
     "from_struct_array",
     "from_tuple",
     "fromkeys",
@@ -94,18 +113,27 @@ __all__ = [
     "is_inexact",
     "is_integer",
     "is_leaf_nontensor",
+    "is_memmap_archive",
     "is_non_tensor",
     "is_tensor_collection",
     "is_tensorclass",
     "lazy_stack",
+    "load",
+    "load_memmap",
     "make_tensordict",
     "maybe_dense_stack",
+    "memmap",
     "merge_tensordicts",
+    "pack_memmap",
     "pad",
     "pad_sequence",
+    "refresh_archive_checksums",
     "register_pytree",
+    "save",
     "stack",
     "tensorclass",
+    "to_safetensors",
+    "unpack_memmap",
     "unravel_key",
     "unravel_key_list",
     "unravel_key_to_tuple",

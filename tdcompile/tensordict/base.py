@@ -34,6 +34,7 @@ from tdcompile.tensordict.selection import SelectionMixin
 from tdcompile.tensordict.shapes import ShapesMixin
 from tdcompile.tensordict.stacking import StackingMixin
 from tdcompile.tensordict.statedict import StateDictMixin
+from tdcompile.tensordict.storage.methods import StorageMixin
 from tdcompile.tensordict.structarrays import StructArraysMixin
 from tdcompile.tensordict.views import ViewsMixin
 
@@ -45,6 +46,7 @@ DENSE_SLOTS = (
     "_is_locked",  # bool
     "_last_op",  # what `with` would undo, see contexts.py; unset until there is something
     "_lock_parents",  # weak references to the tensordicts that locked this one; unset without
+    "_memory",  # what is known of the memory of the leaves, see storage/; unset without
     "_names",  # tuple[str | None, ...] of length len(*B), or None: no dimension has a name
     "_open_ops",  # the open `with` blocks; unset until there is one
 )
@@ -60,6 +62,7 @@ class TensorDictMethods(
     ConversionMixin,
     StructArraysMixin,
     StateDictMixin,
+    StorageMixin,
     LockingMixin,
     ContextsMixin,
     NamesMixin,

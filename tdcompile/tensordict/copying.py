@@ -18,6 +18,8 @@ from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.keys import NO_DEFAULT
 from tdcompile.tensordict.nontensor import NonTensorData
 from tdcompile.tensordict.state import TensorDictState
+from tdcompile.tensordict.storage.flat import flat_layout_of
+from tdcompile.tensordict.storage.memory import Memory
 
 
 class CopyingMixin(TensorDictState):
@@ -38,6 +40,11 @@ class CopyingMixin(TensorDictState):
             >>> shallow["n"] is td["n"], shallow["n", "x"] is td["n", "x"]
             (False, True)
         """
+        layout = flat_layout_of(self) if recurse else None
+        if layout is not None:
+            from tdcompile.tensordict.storage.consolidated import copied
+
+            return copied(self, layout)  # type: ignore[no-any-return]
         entries: dict[str, Any] = {}
         for name, value in self._entries.items():
             if isinstance(value, Tensor):
@@ -204,13 +211,21 @@ class CopyingMixin(TensorDictState):
         return result
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = {
+        layout = flat_layout_of(self)
+        if layout is not None:
+            from tdcompile.tensordict.storage.consolidated import reduce
+
+            return reduce(self, layout)
+        state: dict[str, Any] = {
             "entries": dict(self._entries),
             "batch_size": tuple(self._batch_size),
             "device": self._device,
             "names": self._names,
             "is_locked": self._is_locked,
         }
+        record: Memory | None = getattr(self, "_memory", None)
+        if record is not None and record.kind != "consolidated":
+            state["memory"] = (record.kind, record.path)
         # Entries come with the state: one of them may lead back to this tensordict.
         return _new, (type(self),), state
 
@@ -222,6 +237,8 @@ class CopyingMixin(TensorDictState):
         slots._device = state["device"]
         slots._names = state["names"]
         slots._is_locked = False
+        if state.get("memory") is not None:
+            slots._memory = Memory(*state["memory"])
         if state["is_locked"]:
             slots.lock_()
 

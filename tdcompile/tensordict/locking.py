@@ -107,6 +107,7 @@ class LockingMixin(TensorDictState):
             for node in nodes:
                 node._is_locked = False
                 node._lock_parents = None
+                node._memory = None
         slots: Any = self
         slots._last_op = ("unlock_", None, was_locked)
         return self

@@ -103,7 +103,8 @@ class _Replay:
 
     def unlock(self, codegen: seam.PyCodegen) -> None:
         """Clear the flag and the references to holders: the trace checked that this is allowed."""
-        for attribute, value in zip(self.unlocked, (False, None), strict=False):
+        for index, attribute in enumerate(self.unlocked):
+            value = None if index else False
             codegen.append_output(codegen.create_load_const(value))
             self._store_attribute(codegen, attribute)
 
