@@ -197,8 +197,9 @@ def _refuse_taken_names(cls: Any, root: Any, names: list[str], bases: list[Any])
     for name in names:
         if name not in inherited and name not in _ALLOWED_NAMES and hasattr(root, name):
             raise AttributeError(
-                f"expected a field name of {cls.__name__} that is no attribute of tensordicts, "
-                f"found {name!r}: rename the field, or set shadow=True to hide the attribute"
+                f"Attribute name {name} can't be used with @tensorclass: expected a field name of "
+                f"{cls.__name__} that is no attribute of tensordicts. Rename the field, or set "
+                "shadow=True to hide the attribute"
             )
 
 

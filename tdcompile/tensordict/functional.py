@@ -299,7 +299,7 @@ def _check_kinds(first: type[Any], other: type[Any], path: _Path) -> None:
     if closed and not (issubclass(first, other) or issubclass(other, first)):
         where_ = f" under {format_entry(path)}" if path else ""
         raise TypeError(
-            f"expected instances of one tensorclass{where_} to stack or concatenate, found "
+            f"no implementation found to join tensorclasses{where_} of two classes: found "
             f"{first.__name__} and {other.__name__}: convert one of them first, as by "
             "to_tensordict() or from_tensordict()"
         )

@@ -742,8 +742,8 @@ def broadcast_value(value: Any, sizes: torch.Size) -> Any:
         return value
     if len(own) > len(sizes) or not _broadcasts(own, sizes):
         raise TensorDictShapeError(
-            f"the indexed part has the batch size {tuple(sizes)}, which differs from the source "
-            f"batch size {tuple(own)}, and that does not broadcast to it"
+            f"indexed destination TensorDict batch size is {tuple(sizes)}, which differs from the "
+            f"source batch size {tuple(own)}, and that does not broadcast to it"
         )
     return value.expand(sizes)
 

@@ -62,8 +62,9 @@ def require_fields(cls: Any, keys: Any) -> None:
     for key in keys:
         if key not in schema.known:
             raise UnknownFieldError(
-                f"expected one of the fields {list(schema.names)} of {cls.__name__}, found the key "
-                f"{key!r}: declare it in the class, or use a plain tensordict (to_tensordict())"
+                f"Cannot set the attribute {key!r}: expected one of the fields "
+                f"{list(schema.names)} of {cls.__name__}. Declare it in the class, or use a plain "
+                "tensordict (to_tensordict())"
             )
 
 

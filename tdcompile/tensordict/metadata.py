@@ -129,9 +129,14 @@ class MetadataMixin(TensorDictState):
     @device.setter
     def device(self, device: Any) -> None:
         raise RuntimeError(
-            f"expected no assignment to td.device, found td.device = {device!r}: a tensordict is "
+            f"device cannot be set using {_kind(self)}.device = device, found {device!r}: it is "
             "moved by td.to(device), which returns a new one; td.clear_device_() forgets the device"
         )
+
+
+def _kind(td: Any) -> str:
+    schema = td.__tensorclass_schema__
+    return "tensordict" if schema is None or schema.known is None else "tensorclass"
 
 
 def as_size(batch_size: Any) -> torch.Size:
@@ -198,9 +203,9 @@ def _check_leaves(td: Any, size: torch.Size, path: tuple[str, ...]) -> None:
         if isinstance(value, Tensor):
             if value.shape[:ndim] != size:
                 raise TensorDictShapeError(
-                    f"expected every leaf to start with the batch size {list(size)}, found shape "
-                    f"{list(value.shape)} at {format_entry((*path, name))}: "
-                    "choose a batch size that all leaves share"
+                    f"the Tensor {name} has shape {value.shape} which does not start with the "
+                    f"batch size {list(size)} of the tensordict, found at "
+                    f"{format_entry((*path, name))}: choose a batch size that all leaves share"
                 )
         elif not isinstance(value, NonTensorData) and value._batch_size[:ndim] != size:
             _check_leaves(value, size, (*path, name))

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from tdcompile.errors import TensorDictShapeError
+from tdcompile.errors import KeyMismatchError, TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.conversion import bare
 from tdcompile.tensordict.keys import KEY_SEPARATOR, format_entry
-from tdcompile.tensordict.messages import locked_error
+from tdcompile.tensordict.messages import locked_error, require_fields
 from tdcompile.tensordict.nontensor import NonTensorData
 from tdcompile.tensordict.state import TensorDictState
 
@@ -117,8 +117,9 @@ class StateDictMixin(TensorDictState):
                 nested dictionary, and the keys are not those of this tensordict.
 
         Raises:
-            RuntimeError: with `strict`, if the entries differ; if the state dict is of another
-                device.
+            KeyMismatchError: with `strict`, if the entries differ.
+            UnknownFieldError: without `strict`, if a tensorclass has no such field.
+            RuntimeError: if the state dict is of another device.
             LockedError: if entries are to be added or replaced here and the tensordict is locked.
             TensorDictShapeError: if a tensor does not fit.
         """
@@ -146,8 +147,20 @@ def _save(
     names: set[str],
 ) -> None:
     """Write a level and what is below it; `name` is the key of its metadata."""
-    _note(destination, name, names, {"batch_size": td.batch_size, "device": td.device})
+    about: dict[str, Any] = {"batch_size": td.batch_size, "device": td.device}
+    is_tensorclass = td.__tensorclass_schema__ is not None
+    if is_tensorclass and td.__tensorclass_schema__.known is not None:
+        # The non-tensor fields of a tensorclass go to its own metadata.
+        about["_type"] = type(td).__name__
+        about["_non_tensor"] = {
+            key: bare(value)
+            for key, value in td._entries.items()
+            if not isinstance(value, (Tensor, TensorCollection))
+        }
+    _note(destination, name, names, about)
     for key, value in td._entries.items():
+        if key in about.get("_non_tensor", ()):
+            continue
         full = prefix + key
         if isinstance(value, Tensor):
             if flatten and full in names:
@@ -164,9 +177,9 @@ def _save(
             _save(value, inner, full + "." if flatten else "", at, keep_vars, flatten, below)
         else:
             data = {"data": bare(value), "_metadata": None, "_is_non_tensor": True}
-            about = {"batch_size": value.batch_size, "device": value.device}
+            place = {"batch_size": value.batch_size, "device": value.device}
             kind = {"_type": type(value).__name__, "_non_tensor": data}
-            _note(inner, at, names if flatten else set(), {**about, **kind})
+            _note(inner, at, names if flatten else set(), {**place, **kind})
 
 
 def _note(destination: Any, name: str, names: set[str], about: dict[str, Any]) -> None:
@@ -208,6 +221,9 @@ class _Level:
 
 
 def _nested(state_dict: Mapping[str, Any]) -> _Level:
+    if state_dict.keys() == {"_tensordict", "_non_tensordict"}:
+        # An older form of tensorclasses.
+        state_dict = {**state_dict["_tensordict"], **state_dict["_non_tensordict"]}
     metadata = getattr(state_dict, "_metadata", None) or {}
     about = metadata.get("")
     if about is None and _OLD_KEYS[0] in state_dict:
@@ -273,6 +289,8 @@ class _Plan:
         """Plan to load a level into `td`, which stands at `path`."""
         if self._strict:
             _check_keys(td, level, path)
+        elif td.__tensorclass_schema__ is not None:
+            require_fields(type(td), level.items)
         size = torch.Size(level.about.get("batch_size", td.batch_size))
         device = level.about.get("device")
         if device is not None and td.device not in (None, torch.device(device)):
@@ -291,7 +309,7 @@ class _Plan:
                     stored[name] = entry._with_batch_size(size)
                     continue
                 if not isinstance(old, TensorCollection):
-                    old = stored[name] = td._from_entries({}, size, td.device)
+                    old = stored[name] = td._dense._from_entries({}, size, td.device)
                 self.add(old, value, below)
             elif isinstance(value, Tensor) and isinstance(old, Tensor) and not self._assign:
                 if value.shape != old.shape:
@@ -333,9 +351,10 @@ def _check_keys(td: Any, level: _Level, path: _Path) -> None:
         if key not in level.items and not (isinstance(value, TensorCollection) and value.is_empty())  # type: ignore[attr-defined]
     ]
     if extra or missing:
-        raise RuntimeError(
-            f"expected the keys of {_where(path)} in the state dict, found {missing} missing and "
-            f"{extra} too many: pass strict=False to load what is there"
+        unknown = f"Key {extra[0]!r} wasn't expected in the state-dict. " if extra else ""
+        raise KeyMismatchError(
+            f"{unknown}expected the keys of {_where(path)} in the state dict, found {missing} "
+            f"missing and {extra} too many: pass strict=False to load what is there"
         )
 
 

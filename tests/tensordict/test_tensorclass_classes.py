@@ -261,7 +261,7 @@ def test_post_init_runs_for_results_unless_the_option_says_no():
 
 @pytest.mark.parametrize("name", ["clone", "batch_size", "keys", "fields"])
 def test_field_with_the_name_of_a_method_needs_shadow(name):
-    with pytest.raises(AttributeError, match=f"found '{name}'"):
+    with pytest.raises(AttributeError, match=f"Attribute name {name} can't be used"):
         type("Data", (TensorClass,), {"__annotations__": {name: Any}})
     data = type("Data", (TensorClass["shadow"],), {"__annotations__": {name: Any}})
     assert getattr(data("text"), name) == "text"
@@ -301,7 +301,7 @@ def test_base_class_itself_makes_no_instances():
 
 REFUSED = {
     "attribute": (lambda p: setattr(p, "nope", 1), AttributeError, "nope"),
-    "set": (lambda p: p.set("nope", torch.ones(3)), UnknownFieldError, "found the key 'nope'"),
+    "set": (lambda p: p.set("nope", torch.ones(3)), UnknownFieldError, "the attribute 'nope'"),
     "set below": (lambda p: p.set(("below", "nope"), torch.ones(3)), UnknownFieldError, "'nope'"),
     "non-tensor": (lambda p: p.set_non_tensor("nope", 1), UnknownFieldError, "'nope'"),
     "update": (
