@@ -151,7 +151,7 @@ def _save(
     is_tensorclass = td.__tensorclass_schema__ is not None
     if is_tensorclass and td.__tensorclass_schema__.known is not None:
         # The non-tensor fields of a tensorclass go to its own metadata.
-        about["_type"] = type(td).__name__
+        about["_type"] = type(td).__qualname__
         about["_non_tensor"] = {
             key: bare(value)
             for key, value in td._entries.items()
