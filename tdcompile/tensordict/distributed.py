@@ -48,10 +48,6 @@ class DistributedMixin:
 
     __slots__ = ()
 
-    def _elements(self) -> Any:
-        """Return the tensordicts that a kind keeps in place of entries; None: it has entries."""
-        return None
-
     # -- between two ranks ---------------------------------------------------------------------
 
     def send(

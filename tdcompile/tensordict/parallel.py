@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tdcompile.tensordict.stacking import maybe_dense_stack
 from tdcompile.tensordict.workers import Job, run_in_pool, run_in_workers, write_result
 
 if TYPE_CHECKING:
@@ -74,14 +75,13 @@ class ParallelMixin:
 
         Returns:
             `out` if given; otherwise the results concatenated along `dim`, stacked with
-            ``chunksize=0``. Chunks for which `fn` returned None are left out; None if there are no
-            others.
+            ``chunksize=0`` (lazily, where keys or shapes differ). Chunks for which `fn` returned
+            None are left out; None if there are no others.
 
         Raises:
             ValueError: if both `chunksize` and `num_chunks` are given, or a number is not positive.
             IndexError: if `dim` is out of range.
             WorkerError: if a worker process ends before its time.
-            RuntimeError: if the tensordict is a module (its parameters would be other ones there).
             Exception: what `fn` raised, with the worker's traceback as its cause.
         """
         chunks = _Chunks(self, dim, chunksize, num_chunks, num_workers, index_with_generator)
@@ -114,8 +114,11 @@ class ParallelMixin:
             return out
         if not found:
             return None
-        join: Any = torch.stack if chunks.is_by_element else torch.cat
-        return join(found, dim)
+        if not chunks.is_by_element:
+            return torch.cat(found, dim)
+        if isinstance(found[0], Tensor):
+            return torch.stack(found, dim)
+        return maybe_dense_stack(found, dim)
 
     def map_iter(
         self: Any,
@@ -195,11 +198,6 @@ class _Chunks:
         num_workers: int | None,
         by_index: bool,
     ) -> None:
-        if isinstance(td, torch.nn.Module):
-            raise RuntimeError(
-                "Cannot call map on a TensorDictParams object: use the tensordict that it holds "
-                "(td.data, or td.to_tensordict())"
-            )
         if chunksize is not None and num_chunks is not None:
             raise ValueError(
                 f"expected either chunksize or num_chunks, but not both; found {chunksize} and "

@@ -95,9 +95,9 @@ def inventory(td: Any) -> Inventory:
 
 
 def _collect(td: Any, prefix: _Path, found: Inventory) -> None:
-    elements = td._elements()
-    if elements is not None:
-        for place, element in enumerate(elements):
+    if td._is_stack:
+        # What a stack reads as is a copy; the elements hold the tensors.
+        for place, element in enumerate(td.tensordicts):
             _collect(element, (*prefix, place), found)
         return
     for key, value in td.items():

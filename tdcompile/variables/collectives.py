@@ -97,9 +97,8 @@ def _all_reduce(td: Any, op: str, group: Any, check: bool) -> None:
 
 
 def _collect(td: Any, prefix: str, found: dict[str, Any]) -> None:
-    elements = td._elements()
-    if elements is not None:
-        for place, element in enumerate(elements):
+    if td._is_stack:
+        for place, element in enumerate(td.tensordicts):
             _collect(element, f"{prefix}{place}/", found)
         return
     for key, value in td.items():

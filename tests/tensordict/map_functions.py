@@ -82,3 +82,13 @@ def later_is_faster(td):
 
 def interrupt(td):
     raise KeyboardInterrupt
+
+
+def name_key(td):
+    place = int(td["a"])
+    return td.empty().set(f"key_{place % 2}", td["a"])
+
+
+def check_class(td):
+    assert type(td).__name__ == "Item"
+    return type(td)(a=td.a + 1, batch_size=td.batch_size)
