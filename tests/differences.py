@@ -418,12 +418,6 @@ DIFFERENCES: list[Difference] = [
             "a deep copy keeps what was shared shared, for leaves too",
         ),
         (
-            'text.clone().get("s") is text.get("s")',
-            "False",
-            "True",
-            "`NonTensorData` is immutable, so copies share it; `copy` and arithmetic too",
-        ),
-        (
             'list(text.separates("b").keys())',
             "['s', 'b']",
             "['b']",
@@ -519,12 +513,6 @@ DIFFERENCES: list[Difference] = [
             "a number or a tensor that is written to a part is for tensors; other entries stay",
         ),
         (
-            'NonTensorData("a", batch_size=[3]) == NonTensorData("a", batch_size=[3])',
-            "[True, True, True]",
-            "True",
-            "`==` of two values is one bool, unless the values answer with a tensor",
-        ),
-        (
             'TensorDict({"s": "word"}, [3], device="cpu").get("s").device',
             "device(type='cpu')",
             "None",
@@ -535,18 +523,6 @@ DIFFERENCES: list[Difference] = [
             "True",
             "raises AttributeError",
             "it has no entries, so nothing to lock",
-        ),
-        (
-            'TensorDict({"s": ["x", "y", "z"]}, [3])[0]["s"]',
-            "'x'",
-            "['x', 'y', 'z']",
-            "an entry holds one value for the whole batch; a list is one value",
-        ),
-        (
-            'torch.stack([TensorDict({"s": s}, []) for s in ("x", "y")])[0]["s"]',
-            "'x'",
-            "raises ValueError",
-            "as above: unequal values are not joined",
         ),
     ),
     *_rows(

@@ -46,7 +46,13 @@ from tdcompile.tensordict.keys import (
     unravel_key_to_tuple,
 )
 from tdcompile.tensordict.lazy import LazyStackedTensorDict, lazy_stack
-from tdcompile.tensordict.nontensor import NonTensorData, is_non_tensor
+from tdcompile.tensordict.nontensor import (
+    MetaData,
+    NonTensorData,
+    NonTensorDataBase,
+    is_non_tensor,
+)
+from tdcompile.tensordict.nontensor_stack import NonTensorStack
 from tdcompile.tensordict.padding import pad
 from tdcompile.tensordict.params import TensorDictParams
 from tdcompile.tensordict.pytree import register_pytree
@@ -65,6 +71,12 @@ from tdcompile.tensordict.storage.memmap_tensor import MemoryMappedTensor
 from tdcompile.tensordict.storage.pack import PackLayout
 from tdcompile.tensordict.storage.safetensors import from_safetensors, to_safetensors
 from tdcompile.tensordict.storage.save import TensorDictFuture
+from tdcompile.tensordict.switches import (
+    capture_non_tensor_stack,
+    list_to_stack,
+    set_capture_non_tensor_stack,
+    set_list_to_stack,
+)
 from tdcompile.tensordict.tensorclass import (
     TensorClass,
     from_dataclass,
@@ -72,6 +84,7 @@ from tdcompile.tensordict.tensorclass import (
     tensorclass,
 )
 from tdcompile.tensordict.typed import TypedTensorDict
+from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 assert_allclose_td = assert_close
 
@@ -79,8 +92,11 @@ __all__ = [
     "KEY_SEPARATOR",
     "LazyStackedTensorDict",
     "MemoryMappedTensor",
+    "MetaData",
     "NestedKey",
     "NonTensorData",
+    "NonTensorDataBase",
+    "NonTensorStack",
     "PackLayout",
     "TensorClass",
     "TensorCollection",
@@ -90,8 +106,10 @@ __all__ = [
     "TensorDictParams",
     "TypedTensorDict",
     "append_memmap",
+    "UnbatchedTensor",
     "assert_allclose_td",
     "assert_close",
+    "capture_non_tensor_stack",
     "cat",
     "default_is_leaf",
     "dense_stack_tds",
@@ -120,6 +138,7 @@ __all__ = [
     "lazy_stack",
     "load",
     "load_memmap",
+    "list_to_stack",
     "make_tensordict",
     "maybe_dense_stack",
     "memmap",
@@ -130,6 +149,8 @@ __all__ = [
     "refresh_archive_checksums",
     "register_pytree",
     "save",
+    "set_capture_non_tensor_stack",
+    "set_list_to_stack",
     "stack",
     "tensorclass",
     "to_safetensors",

@@ -30,6 +30,8 @@ from tdcompile.tensordict.elements import (
 )
 from tdcompile.tensordict.keys import NO_DEFAULT, format_entry, unravel_key_to_tuple
 from tdcompile.tensordict.leafwise import align_operand, broadcast_batch_size
+from tdcompile.tensordict.nontensor_stack import choose
+from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -262,7 +264,7 @@ class ApplyMixin:
         if pad is not None and isinstance(other, TensorCollection):
             left, other = _padded(self, other, pad), _padded(other, self, pad)
         try:
-            result = combine(_where_left, (left, condition, other), {})
+            result = combine(_where_left, (left, condition, other), {}, _choose)
         except KeyMismatchError as error:
             text = f"a key was not found and no pad value provided, give pad=. {error}"
             raise KeyMismatchError(text) from None
@@ -382,10 +384,12 @@ def _apply_plain(td: Any, fn: Callable[[Any], Any], path: _Path) -> Any:
     for key, value in td._entries.items():
         if isinstance(value, Tensor):
             new = fn(value)
+            if type(value) is UnbatchedTensor and isinstance(new, Tensor):
+                new = UnbatchedTensor(new)
         elif isinstance(value, TensorCollection):
             new = _apply_plain(value, fn, (*path, key))
         else:
-            new = value
+            new = value._carried()
         if new is None:
             dropped = True
         elif isinstance(new, Tensor) and isinstance(value, Tensor):
@@ -400,8 +404,10 @@ def _apply_plain(td: Any, fn: Callable[[Any], Any], path: _Path) -> Any:
 def _store(
     result: Any, key: str, new: Tensor, batch_size: torch.Size, batch_dims: int, path: _Path
 ) -> None:
-    if new.shape[:batch_dims] == batch_size and (
-        result._device is None or result._device == new.device
+    if (
+        new.shape[:batch_dims] == batch_size
+        and (result._device is None or result._device == new.device)
+        and type(new) is not UnbatchedTensor
     ):
         result._entries[key] = new
     else:
@@ -484,6 +490,8 @@ def _visit(request: _Request, td: Any, others: tuple[Any, ...], path: _Path) -> 
         if _is_called(request, value):
             new = _call(request, key, value, others, path)
             if isinstance(new, Tensor):
+                if type(value) is UnbatchedTensor:
+                    new = UnbatchedTensor(new)
                 _store(result, key, new, batch_size, batch_dims, path)
                 continue
             if new is not None:
@@ -494,7 +502,7 @@ def _visit(request: _Request, td: Any, others: tuple[Any, ...], path: _Path) -> 
         elif value.batch_size != batch_size:
             new = value._with_batch_size(batch_size)
         else:
-            new = value
+            new = value._carried()
         if new is None:
             dropped = True
         else:
@@ -553,7 +561,8 @@ def _collect_writes(
             if isinstance(value, Tensor) and new is not value:
                 if not isinstance(new, Tensor):
                     new = torch.as_tensor(new)
-                _check_write(value, new, (*path, key), td._batch_size)
+                size = None if type(value) is UnbatchedTensor else td._batch_size
+                _check_write(value, new, (*path, key), size)
             writes.append((td, value, new, (*path, key)))
         elif isinstance(value, TensorCollection):
             nested = tuple(_entry_of(request, other, key, path) for other in others)
@@ -652,7 +661,7 @@ def _map(td: Any, function: Callable[[Tensor], Tensor]) -> Any:
         elif isinstance(value, TensorCollection):
             entries[key] = _map(value, function)
         else:
-            entries[key] = value
+            entries[key] = value._carried()
     return td._from_entries(entries, td._batch_size, td._device, td._names)
 
 
@@ -687,6 +696,11 @@ def _masked_fill(td: Any, mask: Tensor, value: float | bool, batch_dims: int) ->
 
 def _where_left(leaf: Tensor, condition: Tensor, other: Any) -> Tensor:
     return torch.where(condition, leaf, other)
+
+
+def _choose(value: Any, others: tuple[Any, ...], size: torch.Size) -> Any:
+    mine, condition, other = others
+    return choose(condition, mine, other, size)
 
 
 def _padded(td: Any, other: Any, pad: float | bool) -> Any:

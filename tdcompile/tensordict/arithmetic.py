@@ -38,6 +38,7 @@ from tdcompile.tensordict.leafwise import (
     LeafwiseOp,
     broadcast_batch_size,
 )
+from tdcompile.tensordict.nontensor import NonTensorEntry, compare_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -226,7 +227,7 @@ def _each_leaf(td: Any, function: Callable[..., Any]) -> Any:
         elif isinstance(value, TensorCollection):
             entries[key] = _each_leaf(value, function)
         else:
-            entries[key] = value
+            entries[key] = value._carried()
     return td._from_entries(entries, td._batch_size, td._device, td._names)
 
 
@@ -241,7 +242,7 @@ def _each_leaf_with_number(td: Any, function: Callable[..., Any], other: Any) ->
         elif isinstance(value, TensorCollection):
             entries[key] = _each_leaf_with_number(value, function, other)
         else:
-            entries[key] = value
+            entries[key] = value._carried()
     return td._from_entries(entries, td._batch_size, td._device, td._names)
 
 
@@ -256,7 +257,7 @@ def _number_with_each_leaf(td: Any, function: Callable[..., Any], other: Any) ->
         elif isinstance(value, TensorCollection):
             entries[key] = _number_with_each_leaf(value, function, other)
         else:
-            entries[key] = value
+            entries[key] = value._carried()
     return td._from_entries(entries, td._batch_size, td._device, td._names)
 
 
@@ -287,7 +288,7 @@ def _each_pair(
         elif on_non_tensor is not None:
             entries[key] = on_non_tensor(value, (value, matches.get(key)), td._batch_size)
         else:
-            entries[key] = value
+            entries[key] = value._carried()
     check_no_further_keys(td, other, path)
     return td._from_entries(entries, td._batch_size, td._device, td._names)
 
@@ -310,14 +311,17 @@ def _keywords(op: LeafwiseOp, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compare_non_tensor(equal: bool) -> Callable[[Any, tuple[Any, ...], torch.Size], Any]:
-    """Comparison of non-tensor entries: one boolean for the whole batch."""
+    """Comparison of non-tensor entries, element by element."""
 
     def compare(value: Any, others: tuple[Any, ...], batch_size: torch.Size) -> Any:
         other = others[1] if others[0] is value else others[0]
-        if isinstance(other, (Tensor, int, float, complex)):
-            return value if value.batch_size == batch_size else value._with_batch_size(batch_size)
-        same = other is not None and bool(value.data == other.data)
-        return torch.full(batch_size, same is equal)
+        if not isinstance(other, NonTensorEntry):
+            if other is None:
+                return torch.full(batch_size, not equal)
+            same_batch = value._batch_size == batch_size
+            return value._carried() if same_batch else value._with_batch_size(batch_size)
+        same = compare_values(value, other)
+        return same if equal else ~same
 
     return compare
 

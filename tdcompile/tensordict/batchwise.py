@@ -24,7 +24,8 @@ from torch import Tensor
 from tdcompile.errors import LockedError, TensorDictIndexError
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.names import Names, Origin, carry_names
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor import LeafKind
+from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 Ints = tuple[int, ...]
 Tail = Callable[[Ints, torch.Size, int], Ints]
@@ -79,13 +80,15 @@ class BatchwiseMixin:
         """
         entries: dict[str, Any] = {}
         for key, value in self._entries.items():
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and type(value) is not UnbatchedTensor:
                 if tail is None:
                     entries[key] = op(value, *args)
                 else:
                     entries[key] = op(value, tail(args, value.shape, batch_dims))
-            elif isinstance(value, NonTensorData):
-                entries[key] = value._with_batch_size(sizes + value._batch_size[batch_dims:])
+            elif isinstance(value, LeafKind):
+                size = value._batch_size
+                given = args if tail is None else (tail(args, size, batch_dims),)
+                entries[key] = value._shaped(op, given, sizes + size[batch_dims:])
             else:
                 entries[key] = value._map_leaves(op, args, tail, sizes, origin, batch_dims)
         return self._from_entries(
@@ -107,14 +110,14 @@ class BatchwiseMixin:
         parts: list[dict[str, Any]] = [{} for _ in batch_sizes]
         for key, value in self._entries.items():
             pieces: Sequence[Any]
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and type(value) is not UnbatchedTensor:
                 if lengths is None:
                     pieces = torch.unbind(value, dim)
                 else:
                     pieces = torch.split_with_sizes(value, lengths, dim)
-            elif isinstance(value, NonTensorData):
+            elif isinstance(value, LeafKind):
                 extra = value._batch_size[len(batch_size) :]
-                pieces = [value._with_batch_size(size + extra) for size in batch_sizes]
+                pieces = value._cut(lengths, dim, [size + extra for size in batch_sizes])
             else:
                 pieces = value._pieces(lengths, dim)
             for part, piece in zip(parts, pieces, strict=True):

@@ -260,7 +260,7 @@ def _convert(td: Any, place: Any, dtype: Any, non_blocking: bool, device: Any) -
             own = device if place is not None else nested._device
             entries[key] = _convert(nested, place, dtype, non_blocking, own)
         else:
-            entries[key] = value
+            entries[key] = value._carried()
     return td._from_entries(entries, td._batch_size, device, td._names)
 
 
@@ -287,7 +287,7 @@ def _cast_level(
         elif isinstance(value, TensorCollection):
             entries[key] = _cast_level(value, function, cast_filter, (*path, key))
         else:
-            entries[key] = value
+            entries[key] = value._carried()
     return td._from_entries(entries, td._batch_size, td._device, td._names)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.fields import resolve_hints
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor import LeafKind, NonTensorData, NonTensorEntry
 
 _NUMBERS = (bool, int, float)
 _UNIONS = (typing.Union, types.UnionType)
@@ -56,7 +56,7 @@ def convert(td: Any, name: str, value: Any, keeps_mapping: bool = False) -> Any:
 
 
 def _is_entry(value: Any) -> bool:
-    return isinstance(value, (Tensor, TensorCollection, NonTensorData))
+    return isinstance(value, (Tensor, TensorCollection, LeafKind))
 
 
 def _is_number_array(value: Any) -> bool:
@@ -70,8 +70,8 @@ def _autocast(td: Any, name: str, value: Any) -> Any:
         return value
     if issubclass(kind, Tensor):
         return _as_tensor(value, name)
-    if issubclass(kind, NonTensorData):
-        return NonTensorData(value, td._batch_size)
+    if issubclass(kind, LeafKind):
+        return kind(value, td._batch_size)
     if _is_collection(kind):
         return _as_collection(td, kind, name, value)
     if type(value) is dict or (isinstance(value, kind) and type(value) is not bool):
@@ -85,8 +85,8 @@ def _autocast(td: Any, name: str, value: Any) -> Any:
 def _as_tensor(value: Any, name: str) -> Any:
     if isinstance(value, (dict, TensorCollection)):
         return value
-    if isinstance(value, NonTensorData):
-        value = value.data
+    if isinstance(value, NonTensorEntry):
+        value = value.tolist() if hasattr(value, "stack_dim") else value.data
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -169,4 +169,4 @@ def _is_tensor_hint(hint: Any) -> bool:
     kind = hint if origin is None else origin
     if isinstance(kind, type(torch.IntTensor)):
         return True  # torch.IntTensor and its like are no classes of tensors, but mean them
-    return isinstance(kind, type) and issubclass(kind, (Tensor, TensorCollection, NonTensorData))
+    return isinstance(kind, type) and issubclass(kind, (Tensor, TensorCollection, LeafKind))

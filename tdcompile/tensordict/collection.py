@@ -11,7 +11,7 @@ from __future__ import annotations
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any
 
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor import NonTensorEntry
 
 
 class TensorCollection:
@@ -44,7 +44,7 @@ def default_is_leaf(cls: type) -> bool:
 
     It is what ``keys(include_nested=True, leaves_only=True)`` uses.
     """
-    return not issubclass(cls, (TensorCollection, NonTensorData))
+    return not issubclass(cls, (TensorCollection, NonTensorEntry))
 
 
 def is_leaf_nontensor(cls: type) -> bool:

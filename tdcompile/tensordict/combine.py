@@ -20,6 +20,7 @@ from tdcompile.errors import KeyMismatchError, TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.elements import each_row
 from tdcompile.tensordict.leafwise import align_leaves, align_operand, broadcast_batch_size
+from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +79,7 @@ def combine(
             )
             entries[key] = on_non_tensor(value, others, batch_size)
         else:
-            entries[key] = value if same_batch else value._with_batch_size(batch_size)
+            entries[key] = value._carried() if same_batch else value._with_batch_size(batch_size)
     for value in operands:
         if isinstance(value, TensorCollection) and value is not td:
             check_no_further_keys(td, value, path)
@@ -137,7 +138,7 @@ def _combine_alike(
             nested = nested_operands(key, value, operands, len(td._batch_size), path)
             entries[key] = combine(function, nested, kwargs, None, (*path, key))
         else:
-            entries[key] = value
+            entries[key] = value._carried()
     for _, other in theirs:
         check_no_further_keys(td, other, path)
     return td._from_entries(entries, td._batch_size, td._device, td._names)
@@ -163,16 +164,21 @@ def aligned_leaves(key: str, operands: tuple[Any, ...], path: _Path) -> list[Any
     leaves: list[Any] = []
     positions: list[int] = []
     batch_dims: list[int] = []
+    unbatched = 0
     for position, value in enumerate(operands):
         if isinstance(value, TensorCollection):
             leaf = value._entries.get(key)  # type: ignore[attr-defined]
             if not isinstance(leaf, Tensor):
                 raise key_error(path, key, leaf, "a tensor")
+            unbatched += type(leaf) is UnbatchedTensor
             leaves.append(leaf)
             positions.append(position)
             batch_dims.append(len(value._batch_size))  # type: ignore[attr-defined]
         else:
             leaves.append(value)
+    if unbatched:
+        _check_unbatched(key, operands, path, unbatched == len(positions))
+        return leaves
     if len(positions) > 1:
         aligned = align_leaves([leaves[i] for i in positions], batch_dims)
         for position, leaf in zip(positions, aligned, strict=True):
@@ -183,6 +189,16 @@ def aligned_leaves(key: str, operands: tuple[Any, ...], path: _Path) -> list[Any
             if isinstance(value, Tensor) and value.ndim > 0:
                 leaves[position] = align_operand(value, 0, features)
     return leaves
+
+
+def _check_unbatched(key: str, operands: tuple[Any, ...], path: _Path, are_all: bool) -> None:
+    """Check that only unbatched tensors and numbers meet an unbatched tensor."""
+    batched = [o for o in operands if isinstance(o, Tensor) and o.ndim > 0]
+    if batched or not are_all:
+        raise TensorDictShapeError(
+            f"{path_text((*path, key))} is an UnbatchedTensor, which meets numbers and unbatched"
+            " tensors only; the other operand has batch dimensions. Exclude the key first."
+        )
 
 
 def nested_operands(
@@ -312,7 +328,7 @@ def combine_with_default(
             else:
                 raise key_error((), key, match, "a tensordict")
         else:
-            entries[key] = value
+            entries[key] = value._carried()
     if not intersection:
         for key, value in other._entries.items():
             if key in td._entries:
@@ -322,7 +338,7 @@ def combine_with_default(
             elif isinstance(value, TensorCollection):
                 entries[key] = combine(function, (default, value), kwargs)
             else:
-                entries[key] = value
+                entries[key] = value._carried()
     return td._from_entries(entries, td._batch_size, td._device, td._names)
 
 

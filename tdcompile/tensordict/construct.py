@@ -18,7 +18,8 @@ from torch import Tensor
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.elements import tensor_leaves
 from tdcompile.tensordict.keys import unravel_key_to_tuple
-from tdcompile.tensordict.nontensor import NonTensorData, to_leaf
+from tdcompile.tensordict.nontensor import LeafKind, NonTensorDataBase, NonTensorEntry, to_leaf
+from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 
 class ConstructMixin:
@@ -142,9 +143,14 @@ class ConstructMixin:
         """
         shapes: list[torch.Size] = []
         for value in self._entries.values():
+            if isinstance(value, (UnbatchedTensor, NonTensorDataBase)):
+                # They fit any batch size.
+                continue
             if isinstance(value, Tensor):
                 shapes.append(value.shape)
-            elif not isinstance(value, NonTensorData):
+            elif isinstance(value, LeafKind):
+                shapes.append(value._batch_size)
+            else:
                 keep = keep_compliant_size and batch_dims is not None
                 if not (keep and len(value.batch_size) >= (batch_dims or 0)):
                     value.auto_batch_size_(batch_dims, keep_compliant_size)
@@ -199,7 +205,7 @@ class ConstructMixin:
         Raises:
             KeyPathError: if `key` is absent.
         """
-        return isinstance(self._require(unravel_key_to_tuple(key)), NonTensorData)
+        return isinstance(self._require(unravel_key_to_tuple(key)), NonTensorEntry)
 
     def entry_class(self, key: Any) -> type:
         """Return the class of the entry at `key`; that of ``None`` if it is absent."""

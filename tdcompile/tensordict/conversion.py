@@ -21,7 +21,7 @@ from torch import Tensor
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.keys import unravel_key_to_tuple
 from tdcompile.tensordict.metadata import as_size
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor import NonTensorData, NonTensorEntry
 from tdcompile.tensordict.state import TensorDictState
 
 if TYPE_CHECKING:
@@ -331,7 +331,7 @@ class ConversionMixin(TensorDictState):
 
 def bare(value: Any) -> Any:
     """Return what a non-tensor entry stands for: its value, or the list of a stack of values."""
-    return value.data if isinstance(value, NonTensorData) else value.tolist()
+    return value._bare() if isinstance(value, NonTensorEntry) else value.tolist()
 
 
 def generic_class(names: tuple[str, ...]) -> Any:

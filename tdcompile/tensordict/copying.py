@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.keys import NO_DEFAULT
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor import LeafKind, NonTensorData, NonTensorEntry
 from tdcompile.tensordict.state import TensorDictState
 from tdcompile.tensordict.storage.flat import flat_layout_of
 from tdcompile.tensordict.storage.memory import Memory
@@ -49,8 +49,8 @@ class CopyingMixin(TensorDictState):
         for name, value in self._entries.items():
             if isinstance(value, Tensor):
                 entries[name] = value.clone() if recurse else value
-            elif isinstance(value, NonTensorData):
-                entries[name] = value
+            elif isinstance(value, LeafKind):
+                entries[name] = value._carried()
             else:
                 entries[name] = value.clone(recurse)
         return self._from_entries(entries, self._batch_size, self._device, self._names)
@@ -114,7 +114,7 @@ class CopyingMixin(TensorDictState):
             for name, value in self._entries.items():
                 if isinstance(value, TensorCollection):
                     result._entries[name] = value.empty(True, **other)  # type: ignore[attr-defined]
-                elif isinstance(value, NonTensorData):
+                elif isinstance(value, NonTensorEntry):
                     result._entries[name] = value._with_batch_size(result._batch_size)
         return result  # type: ignore[no-any-return]
 
@@ -147,9 +147,10 @@ class CopyingMixin(TensorDictState):
                     result[name] = value.numpy(force=True)
                 else:
                     result[name] = value.tolist() if convert_tensors else value
-            elif isinstance(value, NonTensorData):
-                if value.data is not None or retain_none:
-                    result[name] = value.tolist() if tolist_first else value.data
+            elif isinstance(value, NonTensorEntry):
+                bare = value.tolist() if tolist_first else value._bare()
+                if retain_none or bare is not None:
+                    result[name] = bare
             elif tolist_first:
                 result[name] = value.tolist(convert_tensors=convert_tensors, tolist_first=True)
             else:

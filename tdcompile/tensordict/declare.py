@@ -24,7 +24,7 @@ from tdcompile.tensordict.fields import OPTIONS, make_schema, option_flags, reso
 from tdcompile.tensordict.messages import locked_error
 from tdcompile.tensordict.metadata import as_device, as_size
 from tdcompile.tensordict.names import check_names
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor import NonTensorEntry
 from tdcompile.tensordict.pytree import register_pytree
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def field_property(name: str, is_frozen: bool, shows_data: bool) -> property:
         if name not in entries:
             return None
         value = entries[name]
-        if not isinstance(value, Tensor) and shows_data and isinstance(value, NonTensorData):
-            return value.data
+        if not isinstance(value, Tensor) and shows_data and isinstance(value, NonTensorEntry):
+            return value._bare()
         return value
 
     def write(self: Any, value: Any) -> None:

@@ -22,6 +22,7 @@ from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.keys import unravel_key_to_tuple
 from tdcompile.tensordict.metadata import as_device, as_size
 from tdcompile.tensordict.names import check_names
+from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 
 class TensorDict(TensorDictBase):
@@ -86,7 +87,12 @@ class TensorDict(TensorDictBase):
         for key, value in source.items():
             if not isinstance(key, str):
                 nested.append((unravel_key_to_tuple(key), value))
-            elif isinstance(value, Tensor) and device is None and value.shape[:ndim] == size:
+            elif (
+                isinstance(value, Tensor)
+                and device is None
+                and value.shape[:ndim] == size
+                and type(value) is not UnbatchedTensor
+            ):
                 entries[key] = value
             else:
                 self._write({key: self._to_entry(value, key)})

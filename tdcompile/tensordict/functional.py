@@ -24,6 +24,9 @@ from tdcompile.tensordict.combine import combine
 from tdcompile.tensordict.elements import check_elements, each_element, stack_rows
 from tdcompile.tensordict.keys import format_entry
 from tdcompile.tensordict.leafwise import LEAFWISE_BY_TORCH_FUNCTION, LeafwiseOp
+from tdcompile.tensordict.nontensor import LeafKind, NonTensorEntry
+from tdcompile.tensordict.nontensor_stack import choose, join
+from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -225,10 +228,17 @@ def where(condition: Any, input: Any, other: Any, *, out: Any = None) -> Any:
     """
     if isinstance(input, TensorCollection):
         return input.where(condition, other, out=out)  # type: ignore[attr-defined]
-    result = combine(torch.where, (condition, input, other), {})
+    result = combine(torch.where, (condition, input, other), {}, _choose)
     if out is None and not isinstance(condition, TensorCollection) and other._is_locked:
         result.lock_()
     return deliver(result, out)
+
+
+def _choose(value: Any, others: tuple[Any, ...], size: torch.Size) -> Any:
+    condition, mine, other = others
+    if not isinstance(condition, Tensor) or not isinstance(mine, NonTensorEntry):
+        mine, other = value, None
+    return choose(condition, mine, other, size)
 
 
 def _checked(tensordicts: Any, name: str) -> list[Any]:
@@ -262,10 +272,12 @@ def _entries_under(tds: list[Any], key: str, path: _Path) -> list[Any]:
     values = [td._entries.get(key) for td in tds]
     is_tensor = isinstance(values[0], Tensor)
     is_nested = isinstance(values[0], TensorCollection)
+    is_unbatched = type(values[0]) is UnbatchedTensor
     for value in values:
         if (
             isinstance(value, Tensor) != is_tensor
             or isinstance(value, TensorCollection) != is_nested
+            or (type(value) is UnbatchedTensor) != is_unbatched
         ):
             raise KeyMismatchError(
                 f"{format_entry((*path, key))} must be of one kind in all tensordicts, found"
@@ -318,7 +330,9 @@ def _stack_level(tds: list[Any], dim: int, path: _Path) -> Any:
     entries: dict[str, Any] = {}
     for key in first._entries:
         values = _entries_under(tds, key, path)
-        if isinstance(values[0], Tensor):
+        if isinstance(values[0], LeafKind):
+            entries[key] = join(values, torch.stack, dim)
+        elif isinstance(values[0], Tensor):
             shape = values[0].shape
             for value in values:
                 if value.shape != shape:
@@ -327,8 +341,8 @@ def _stack_level(tds: list[Any], dim: int, path: _Path) -> Any:
                         f" {tuple(shape)} and {tuple(value.shape)}."
                     )
             entries[key] = torch.stack(values, dim)
-        elif isinstance(values[0], TensorCollection):
-            nested_size = values[0]._batch_size  # type: ignore[attr-defined]
+        else:
+            nested_size = values[0]._batch_size
             for value in values:
                 if value._batch_size != nested_size:
                     raise TensorDictShapeError(
@@ -336,8 +350,6 @@ def _stack_level(tds: list[Any], dim: int, path: _Path) -> Any:
                         f" has {tuple(nested_size)} and {tuple(value._batch_size)}."
                     )
             entries[key] = _stack_level(values, dim, (*path, key))
-        else:
-            entries[key] = joint_value(values, key, path)._with_batch_size(batch_size)
     return first._from_entries(entries, batch_size, first._device, stacked_names(tds, dim))
 
 
@@ -382,27 +394,14 @@ def _cat_level(tds: list[Any], dim: int, path: _Path) -> Any:
     entries: dict[str, Any] = {}
     for key in first._entries:
         values = _entries_under(tds, key, path)
-        if isinstance(values[0], Tensor):
+        if isinstance(values[0], LeafKind):
+            entries[key] = join(values, torch.cat, dim)
+        elif isinstance(values[0], Tensor):
             entries[key] = torch.cat(values, dim)
-        elif isinstance(values[0], TensorCollection):
-            entries[key] = _cat_level(values, dim, (*path, key))
         else:
-            entries[key] = joint_value(values, key, path)._with_batch_size(batch_size)
+            entries[key] = _cat_level(values, dim, (*path, key))
     device = first._device if all(td._device == first._device for td in tds) else None
     return first._from_entries(entries, batch_size, device, first._names)
-
-
-def joint_value(values: list[Any], key: str, path: _Path) -> Any:
-    """The one non-tensor entry that stands for several equal ones."""
-    data = values[0].data
-    for value in values:
-        same = value.data is data or value.data == data
-        if not (isinstance(same, bool) and same):
-            raise ValueError(
-                f"non-tensor entries must be equal to be joined; {format_entry((*path, key))} is"
-                f" {data!r} and {value.data!r}. Exclude the key, or store the values as a tensor."
-            )
-    return values[0]
 
 
 def _join_entries(
@@ -510,7 +509,7 @@ def _like_level(
         elif isinstance(value, TensorCollection):
             entries[key] = _like_level(value, function, args, kwargs)
         else:
-            entries[key] = value
+            entries[key] = value._carried()
     return td._from_entries(entries, td._batch_size, device, td._names)
 
 

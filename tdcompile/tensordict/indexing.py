@@ -25,7 +25,9 @@ from tdcompile.tensordict.batchwise import BatchwiseMixin, become, check_unlocke
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.keys import format_entry, unravel_key_to_tuple
 from tdcompile.tensordict.names import carry_names
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor import LeafKind, NonTensorDataBase, NonTensorEntry, same_value
+from tdcompile.tensordict.nontensor_stack import NonTensorStack
+from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -278,7 +280,7 @@ class IndexingMixin(BatchwiseMixin):
         batch_dims = len(self._batch_size)
         # The size of the result is read off the first leaf; only without one it costs an operation.
         for key, value in self._entries.items():
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and type(value) is not UnbatchedTensor:
                 first = value[items]
                 sizes = first.shape[: first.dim() - value.dim() + batch_dims]
                 return self._index_leaves(items, sizes, origin, batch_dims, key, first)
@@ -298,10 +300,10 @@ class IndexingMixin(BatchwiseMixin):
         for key, value in self._entries.items():
             if key == first_key:
                 entries[key] = first
-            elif isinstance(value, Tensor):
+            elif isinstance(value, Tensor) and type(value) is not UnbatchedTensor:
                 entries[key] = value[items]
-            elif isinstance(value, NonTensorData):
-                entries[key] = value._with_batch_size(sizes + value._batch_size[batch_dims:])
+            elif isinstance(value, LeafKind):
+                entries[key] = value._indexed(items, sizes + value._batch_size[batch_dims:])
             else:
                 entries[key] = value._index_leaves(items, sizes, origin, batch_dims, None, None)
         names = self._names
@@ -332,9 +334,9 @@ class IndexingMixin(BatchwiseMixin):
         if not self._has_path(path):
             return default
         value = self._require(path)
-        if isinstance(value, NonTensorData):
-            size = result_size(parse_index(index, value._batch_size).items, value._batch_size)
-            return value._with_batch_size(size)
+        if isinstance(value, LeafKind):
+            items = parse_index(index, value._batch_size).items
+            return value._indexed(items, result_size(items, value._batch_size))
         return value[index]
 
     def get_item_shape(self, key: Any) -> torch.Size:
@@ -476,8 +478,11 @@ class IndexingMixin(BatchwiseMixin):
             stack._set_entry_at(path[depth:], value, index)
             return self
         entry = self._require(path)
-        if isinstance(entry, NonTensorData):
-            _check_same_data(entry, value, path)
+        if isinstance(entry, NonTensorEntry):
+            items = parse_index(index, entry._batch_size).items
+            write = IndexWrite(items, torch.Size(()), 0, is_whole=False, may_add=False)
+            write.plan_non_tensor(self._require(path[:-1]), path[-1], entry, value)
+            write.run()
         elif isinstance(entry, Tensor):
             entry[index] = value if isinstance(value, Tensor) else as_fill(value)
         else:
@@ -566,7 +571,10 @@ class Fill(NamedTuple):
 class IndexWrite:
     """A write to a part of the batch: first planned and checked as a whole, then carried out."""
 
-    __slots__ = ("added", "batch_dims", "is_whole", "items", "may_add", "parts", "sizes", "written")
+    __slots__ = (
+        *("added", "batch_dims", "is_whole", "items", "may_add", "parts"),
+        *("replaced", "sizes", "stacks", "written"),
+    )
 
     def __init__(
         self, items: Any, sizes: torch.Size, batch_dims: int, is_whole: bool, may_add: bool
@@ -577,6 +585,8 @@ class IndexWrite:
         self.is_whole = is_whole
         self.may_add = may_add
         self.written: list[tuple[Tensor, Any]] = []
+        self.replaced: list[tuple[Tensor, Tensor]] = []
+        self.stacks: list[tuple[Any, list[tuple[int, Any]]]] = []
         self.added: list[tuple[Any, str, Any]] = []
         self.parts: list[IndexWrite] = []  # those of nested lazy stacks
 
@@ -595,15 +605,15 @@ class IndexWrite:
             if isinstance(target, Tensor):
                 if not isinstance(value, Tensor):
                     raise _kind_mismatch(where, "a tensor", value)
-                self._plan_leaf(target, value, where)
-            elif isinstance(target, NonTensorData):
-                if self.is_whole and not td._is_locked and isinstance(value, NonTensorData):
-                    self.added.append((td, key, value))
+                if type(target) is UnbatchedTensor:
+                    self._plan_unbatched(target, value, where)
                 else:
-                    _check_same_data(target, value, where)
+                    self._plan_leaf(target, value, where)
+            elif isinstance(target, NonTensorEntry):
+                self.plan_non_tensor(td, key, target, value)
             elif isinstance(value, Tensor):
                 self.fill(target, value, value.dim() == 0, where)
-            elif isinstance(value, NonTensorData):
+            elif isinstance(value, NonTensorEntry):
                 raise _kind_mismatch(where, "a tensordict", value)
             else:
                 self.plan(target, value, where)
@@ -616,6 +626,9 @@ class IndexWrite:
             td._plan_index(self.items, value, False, self.parts, path)
             return
         for key, target in td._entries.items():
+            if isinstance(target, UnbatchedTensor):
+                # It has no part that belongs to a part of the batch.
+                continue
             if isinstance(target, Tensor):
                 if is_scalar:
                     self.written.append((target, value))
@@ -624,7 +637,7 @@ class IndexWrite:
                     self._plan_leaf(target, leaf, (*path, key))
                 else:
                     self._plan_leaf(target, value, (*path, key))
-            elif not isinstance(target, NonTensorData):
+            elif not isinstance(target, NonTensorEntry):
                 self.fill(target, value, is_scalar, (*path, key))
 
     def run(self) -> None:
@@ -634,8 +647,32 @@ class IndexWrite:
         items = self.items
         for target, value in self.written:
             target[items] = value
+        for leaf, value in self.replaced:
+            leaf.copy_(value)
+        for stack, planned in self.stacks:
+            stack._write(planned)
         for td, key, value in self.added:
             td._entries[key] = value
+
+    def plan_non_tensor(self, td: Any, key: str, target: Any, value: Any) -> None:
+        """Plan to write a value (a non-tensor entry or anything bare) into a non-tensor entry."""
+        data = value.data if isinstance(value, NonTensorDataBase) else value
+        if isinstance(target, NonTensorDataBase):
+            if not isinstance(value, NonTensorStack) and same_value(target.data, data):
+                return
+            # One value no longer does: the entry becomes a stack, in a locked tensordict, too.
+            target = target._as_stack(target._batch_size)
+            self.added.append((td, key, target))
+        self.stacks.append((target, target._planned_at(self.items, value)))
+
+    def _plan_unbatched(self, target: Tensor, value: Tensor, path: _Path) -> None:
+        if type(value) is not UnbatchedTensor or value.shape != target.shape:
+            raise TensorDictShapeError(
+                f"expected an UnbatchedTensor of shape {tuple(target.shape)} to write to "
+                f"{format_entry(path)}, which the whole batch shares; found {type(value).__name__} "
+                f"of shape {tuple(value.shape)}"
+            )
+        self.replaced.append((target, value))
 
     def _plan_leaf(self, target: Tensor, value: Tensor, path: _Path) -> None:
         expected = self.sizes + target.shape[self.batch_dims :]
@@ -661,16 +698,19 @@ class IndexWrite:
 
     def _zeros_with(self, td: Any, value: Any, path: _Path) -> Any:
         """Return a new entry that holds `value` where the index points and zero elsewhere."""
-        extra = value.shape[len(self.sizes) :]
+        extra = getattr(value, "batch_size", value.shape)[len(self.sizes) :]
         shape = td._batch_size[: self.batch_dims] + extra
+        if isinstance(value, (UnbatchedTensor, NonTensorDataBase)):
+            # What holds for all elements of the part holds for all that there are.
+            return value._with_batch_size(shape)
+        if isinstance(value, NonTensorStack):
+            stack = NonTensorStack._of([None] * shape.numel(), shape, value._device)
+            stack._write(stack._planned_at(self.items, value))
+            return stack
         if isinstance(value, Tensor):
             leaf = torch.zeros(shape, dtype=value.dtype, device=value.device)
             leaf[self.items] = value
             return leaf
-        if isinstance(value, NonTensorData):
-            if not self.is_whole:
-                raise _partial_non_tensor(path, "nothing", value.data)
-            return value._with_batch_size(shape)
         entries = {}
         for key, inner in value._entries.items():
             entries[key] = self._zeros_with(td, inner, (*path, key))
@@ -714,9 +754,13 @@ def _gather_into(td: Any, dim: int, index: Tensor, out: Any, batch_dims: int, pa
             target.update_(  # type: ignore[attr-defined]
                 value._map_leaves(gather_leaf, (dim, index), None, index.shape, origin, batch_dims)
             )
+        elif isinstance(value, NonTensorEntry):
+            target._assign(value.gather(dim, index))  # type: ignore[attr-defined]
+        elif isinstance(value, UnbatchedTensor):
+            target.copy_(value)
         elif isinstance(value, Tensor):
             torch.gather(value, dim, _leaf_index(value, index), out=target)
-        elif not isinstance(value, NonTensorData):
+        else:
             _gather_into(value, dim, index, target, batch_dims, where)
 
 
@@ -767,17 +811,4 @@ def as_fill(value: Any) -> Any:
 def _kind_mismatch(path: _Path, expected: str, value: Any) -> TensorDictShapeError:
     return TensorDictShapeError(
         f"expected {expected} to write into {format_entry(path)}; found {type(value).__name__}"
-    )
-
-
-def _check_same_data(target: NonTensorData, value: Any, path: _Path) -> None:
-    data = value.data if isinstance(value, NonTensorData) else value
-    if target.data is not data and target.data != data:
-        raise _partial_non_tensor(path, repr(target.data), data)
-
-
-def _partial_non_tensor(path: _Path, current: str, data: Any) -> NotImplementedError:
-    return NotImplementedError(
-        f"expected the value {current} that {format_entry(path)} has for the whole batch; found "
-        f"{data!r}: a non-tensor entry has one value for all elements"
     )

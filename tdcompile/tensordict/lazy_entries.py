@@ -20,10 +20,10 @@ from torch import Tensor
 
 from tdcompile.errors import KeyMismatchError, TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
-from tdcompile.tensordict.functional import joint_value
 from tdcompile.tensordict.keys import NO_DEFAULT, format_entry
 from tdcompile.tensordict.messages import misfit_error
-from tdcompile.tensordict.nontensor import to_leaf
+from tdcompile.tensordict.nontensor import LeafKind, to_leaf
+from tdcompile.tensordict.nontensor_stack import NonTensorStack, join
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -136,9 +136,15 @@ def stack_values(values: list[Any], stack: Any, key: str) -> Any:
         KeyMismatchError: if some are tensors and others are not.
     """
     first = values[0]
+    if isinstance(first, LeafKind):
+        if any(isinstance(value, Tensor) != isinstance(first, Tensor) for value in values):
+            raise _kinds_error(values, key)
+        if not all(isinstance(value, LeafKind) for value in values):
+            raise _kinds_error(values, key)
+        return join(values, torch.stack, stack.stack_dim)
     if isinstance(first, Tensor):
         for value in values:
-            if not isinstance(value, Tensor):
+            if not isinstance(value, Tensor) or isinstance(value, LeafKind):
                 raise _kinds_error(values, key)
             if value.shape != first.shape:
                 raise TensorDictShapeError(
@@ -147,17 +153,9 @@ def stack_values(values: list[Any], stack: Any, key: str) -> Any:
                     "as_list=True), as_padded_tensor=True or as_nested_tensor=True"
                 )
         return torch.stack(values, stack.stack_dim)
-    if isinstance(first, TensorCollection):
-        if not all(isinstance(value, TensorCollection) for value in values):
-            raise _kinds_error(values, key)
-        return stack._like(values)
-    for value in values:
-        if isinstance(value, (Tensor, TensorCollection)):
-            raise _kinds_error(values, key)
-    joint = joint_value(values, key, ())
-    size = joint._batch_size
-    place = stack.stack_dim
-    return joint._with_batch_size(torch.Size((*size[:place], len(values), *size[place:])))
+    if not all(isinstance(value, TensorCollection) for value in values):
+        raise _kinds_error(values, key)
+    return stack._like(values)
 
 
 def _kinds_error(values: list[Any], key: str) -> KeyMismatchError:
@@ -166,6 +164,20 @@ def _kinds_error(values: list[Any], key: str) -> KeyMismatchError:
         f"expected entries of one kind to stack for {format_entry(key)}; found {kinds}: rename the"
         " key in some of the tensordicts"
     )
+
+
+def _cut(stack: Any, value: Any, path: tuple[str, ...]) -> list[Any]:
+    """Cut an entry that is no batched tensor into one for each element."""
+    size, own = stack.batch_size, value._batch_size
+    sizes = [element.batch_size for element in stack.tensordicts]
+    if isinstance(value, NonTensorStack):
+        if own[: len(size)] != size:
+            raise TensorDictShapeError(
+                f"expected {format_entry(path)} to start with the batch size {list(size)}, found a "
+                f"NonTensorStack of batch size {list(own)}: give one value for each element"
+            )
+        return value._cut(None, stack.stack_dim, sizes)
+    return [value._with_batch_size(own_size) for own_size in sizes]
 
 
 def unstack_value(stack: Any, value: Any, path: tuple[str, ...]) -> list[Any]:
@@ -193,11 +205,11 @@ def unstack_value(stack: Any, value: Any, path: tuple[str, ...]) -> list[Any]:
         return [{key: column[i] for key, column in columns.items()} for i in range(count)]
     if isinstance(value, list) and len(value) == stack.batch_size[0]:
         return [_item_at(value, place, i, path) for i in range(count)]
-    if not isinstance(value, (Tensor, TensorCollection)):
+    if not isinstance(value, (Tensor, TensorCollection)) or isinstance(value, LeafKind):
         scalar = value
         value = to_leaf(value, stack.batch_size)
-        if not isinstance(value, Tensor):
-            return [value._with_batch_size(element.batch_size) for element in stack.tensordicts]
+        if isinstance(value, LeafKind):
+            return _cut(stack, value, path)
         if value.dim() <= place or value.shape[place] != count:
             raise misfit_error(stack, value, path, scalar)
     if isinstance(value, TensorCollection):

@@ -36,8 +36,9 @@ from tdcompile.tensordict.messages import (
     through_leaf_error,
 )
 from tdcompile.tensordict.names import spread_names
-from tdcompile.tensordict.nontensor import NonTensorData, to_leaf
+from tdcompile.tensordict.nontensor import LeafKind, NonTensorData, NonTensorEntry, to_leaf
 from tdcompile.tensordict.state import TensorDictState
+from tdcompile.tensordict.unbatched import UnbatchedTensor
 from tdcompile.tensordict.writes import (
     Copies,
     UpdatePlan,
@@ -141,7 +142,7 @@ class MappingMixin(TensorDictState, TensorCollection):
             if index not in entries:
                 raise absent_error(self, (index,), 0)
             value = entries[index]
-            return value.data if isinstance(value, NonTensorData) else value
+            return value._bare() if isinstance(value, NonTensorEntry) else value
         if isinstance(index, tuple) and names_an_entry(index):
             value = self
             for name in index:
@@ -151,7 +152,7 @@ class MappingMixin(TensorDictState, TensorCollection):
                 if name not in value._entries:
                     value = self._require(index)
                 value = value._entries[name]
-            return value.data if isinstance(value, NonTensorData) else value
+            return value._bare() if isinstance(value, NonTensorEntry) else value
         return self._index(index)
 
     def get_non_tensor(self, key: Any, default: Any = NO_DEFAULT) -> Any:
@@ -162,7 +163,7 @@ class MappingMixin(TensorDictState, TensorCollection):
         """
         path = unravel_key_to_tuple(key)
         value = self._require(path) if default is NO_DEFAULT else self._get_path(path, default)
-        return value.data if isinstance(value, NonTensorData) else value
+        return value._bare() if isinstance(value, NonTensorEntry) else value
 
     def __contains__(self, key: Any) -> bool:
         """Tell whether there is an entry at `key`, which may be nested.
@@ -219,15 +220,31 @@ class MappingMixin(TensorDictState, TensorCollection):
             scalar = value
             value = to_leaf(value, self._batch_size)
             if not isinstance(value, Tensor):
-                return value
+                return self._fitted(value, path)
             if value.shape[: len(self._batch_size)] != self._batch_size:
                 raise misfit_error(self, value, path, scalar)
+        elif type(value) is UnbatchedTensor:
+            value = value._with_batch_size(self._batch_size)
         elif value.shape[: len(self._batch_size)] != self._batch_size:
             raise misfit_error(self, value, path)
         device = self._device
         if device is not None and value.device != device:
             return value.to(device)
         return value
+
+    def _fitted(self, value: LeafKind, path: Any) -> Any:
+        """Return a non-tensor entry to store: `value` itself if it has our batch size."""
+        size = self._batch_size
+        if value._batch_size[: len(size)] == size:
+            return value
+        try:
+            return value._with_batch_size(size)
+        except TensorDictShapeError as error:
+            raise TensorDictShapeError(
+                f"expected {format_entry(path)} to start with the batch size {list(size)}, found a "
+                f"{type(value).__name__} of batch size {list(value._batch_size)}: give one value "
+                "for each element"
+            ) from error
 
     def _adopt(self, value: Any, path: Any) -> Any:
         """Return a tensordict to store: `value` itself if batch size, device and names allow."""
@@ -531,7 +548,10 @@ class MappingMixin(TensorDictState, TensorCollection):
             if source is not None:
                 plan_copies(self, source, (), wanted, writes, copies)
         if clone:
-            copies = [(dest, value.clone()) for dest, value in copies]
+            copies = [
+                (dest, value.clone() if isinstance(value, Tensor) else value)
+                for dest, value in copies
+            ]
         carry_out(writes, copies, non_blocking)
         return self
 

@@ -18,7 +18,7 @@ from tdcompile.errors import (
     UnknownFieldError,
 )
 from tdcompile.tensordict.keys import format_entry, format_key
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor import NonTensorEntry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +43,7 @@ def absent_error(node: Any, path: tuple[str, ...], depth: int) -> KeyPathError:
 
 def through_leaf_error(value: Any, path: tuple[str, ...]) -> KeyThroughLeafError:
     """Make the error for a path that goes on below ``path[0]``, which is the leaf `value`."""
-    kind = "a non-tensor value" if isinstance(value, NonTensorData) else "a tensor"
+    kind = "a non-tensor value" if isinstance(value, NonTensorEntry) else "a tensor"
     return KeyThroughLeafError(
         f"expected a tensordict at {path[0]!r} on the way to {format_key(path)}, found {kind}: "
         "shorten the key, or delete that entry first"

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from tdcompile.errors import TensorDictShapeError
 from tdcompile.tensordict.keys import format_entry
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor import LeafKind
 from tdcompile.tensordict.state import TensorDictState
+from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 
 class MetadataMixin(TensorDictState):
@@ -47,9 +48,11 @@ class MetadataMixin(TensorDictState):
     def _change_batch_size(self, size: torch.Size) -> None:
         ndim = len(size)
         for name, value in self._entries.items():
-            if isinstance(value, Tensor) or value._batch_size[:ndim] == size:
+            if isinstance(value, Tensor) and type(value) is not UnbatchedTensor:
                 continue
-            if isinstance(value, NonTensorData):
+            if value._batch_size[:ndim] == size:
+                continue
+            if isinstance(value, LeafKind):
                 # The same key gets another object: the dictionary keeps its size in the loop.
                 self._entries[name] = value._with_batch_size(size)
             else:
@@ -67,9 +70,11 @@ class MetadataMixin(TensorDictState):
         ndim = len(size)
         entries: dict[str, Any] = {}
         for name, value in self._entries.items():
-            if isinstance(value, Tensor) or value._batch_size[:ndim] == size:
+            if (
+                isinstance(value, Tensor) and type(value) is not UnbatchedTensor
+            ) or value._batch_size[:ndim] == size:
                 entries[name] = value
-            elif isinstance(value, NonTensorData):
+            elif isinstance(value, LeafKind):
                 entries[name] = value._with_batch_size(size)
             else:
                 entries[name] = value._rebatched(size)
@@ -200,12 +205,12 @@ def _check_leaves(td: Any, size: torch.Size, path: tuple[str, ...]) -> None:
             _check_leaves(element, rest, path)
         return
     for name, value in td._entries.items():
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and type(value) is not UnbatchedTensor:
             if value.shape[:ndim] != size:
                 raise TensorDictShapeError(
                     f"the Tensor {name} has shape {value.shape} which does not start with the "
                     f"batch size {list(size)} of the tensordict, found at "
                     f"{format_entry((*path, name))}: choose a batch size that all leaves share"
                 )
-        elif not isinstance(value, NonTensorData) and value._batch_size[:ndim] != size:
+        elif not isinstance(value, LeafKind) and value._batch_size[:ndim] != size:
             _check_leaves(value, size, (*path, name))

@@ -19,6 +19,7 @@ from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.combine import combine
 from tdcompile.tensordict.elements import each_element
 from tdcompile.tensordict.keys import NO_DEFAULT
+from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,7 +122,7 @@ def _new_level(
     entries: dict[str, Any] = {}
     batch_size = torch.Size((*size, *td._batch_size[batch_dims:]))
     for key, value in td._entries.items():
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and type(value) is not UnbatchedTensor:
             shape = (*size, *value.shape[batch_dims:])
             entries[key] = function(value, shape, *args, **kwargs)
         elif isinstance(value, TensorCollection):
@@ -129,7 +130,7 @@ def _new_level(
                 value, size, batch_dims, device, kwargs, function, args, is_lazy_empty
             )
         else:
-            entries[key] = value._with_batch_size(batch_size)
+            entries[key] = value._emptied(batch_size)
     # Names belong to dimensions; they stay where the number of dimensions stays.
     names = td._names if len(batch_size) == len(td._batch_size) else None
     return td._from_entries(entries, batch_size, device, names)

@@ -1,52 +1,115 @@
-"""``NonTensorData``: an entry that is no tensor; and what becomes of a value that is stored.
+"""Entries that are no batched tensors: their protocol, ``NonTensorData`` and ``MetaData``.
 
-Key names: :class:`NonTensorData`, :func:`is_non_tensor`, :func:`to_leaf` (value -> entry).
+Key names: :class:`LeafKind` (what every loop of the container asks of such an entry),
+:class:`NonTensorEntry` (base of all that hold values), :class:`NonTensorDataBase` (one value),
+:class:`NonTensorData`, :class:`MetaData`, :func:`is_non_tensor`, :func:`to_leaf` (value -> entry).
 
-Invariant: a ``NonTensorData`` is never changed after it was made, so that several tensordicts may
-hold the same object.
+Symbols: ``*B`` batch dimensions.
+
+Invariant: an entry is changed only by an in-place write to it (``update_``, ``set_``, an indexed
+write); results of leaf-wise operations and copies hold objects of their own.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
+from torch import Tensor
+
+from tdcompile.errors import TensorDictShapeError
+from tdcompile.tensordict.switches import list_to_stack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 _PYTHON_SCALARS = (bool, int, float)
 
 
-class NonTensorData:
-    """A value that is no tensor, with the batch size of the tensordict that holds it.
+class LeafKind:
+    """An entry that is neither a batched tensor nor a tensordict.
 
-    ``td["s"] = "x"`` stores ``NonTensorData("x", batch_size=td.batch_size)``; ``td["s"]`` gives
-    ``"x"`` back and ``td.get("s")`` the ``NonTensorData``. Leaf-wise operations pass the same
-    object through; shape operations and indexing make one with another batch size.
-
-    Args:
-        data: any object; kept as it is, never copied.
-        batch_size: leading dimensions ``(*B,)``.
-        device: kept for information only.
-
-    Example:
-        >>> NonTensorData("x", batch_size=[3])
-        NonTensorData(data='x', batch_size=[3])
+    It has the batch size of the tensordict that holds it, or a longer one that starts with it.
     """
 
-    __slots__ = ("__weakref__", "_batch_size", "_device", "data")
+    __slots__ = ()
 
-    def __init__(self, data: Any, batch_size: Any = None, device: Any = None) -> None:
-        self.data: Any = data.data if isinstance(data, NonTensorData) else data
-        if batch_size is None:
-            batch_size = ()
-        elif isinstance(batch_size, int):
-            batch_size = (batch_size,)
-        self._batch_size = torch.Size(batch_size)
-        self._device = None if device is None else torch.device(device)
+    if TYPE_CHECKING:
+        _batch_size: torch.Size
+
+        def __init__(self, data: Any, batch_size: Any = None) -> None: ...
+
+    def _with_batch_size(self, batch_size: torch.Size) -> Any:
+        """Return the same value for another batch size; itself if it is the same."""
+        raise NotImplementedError
+
+    def _shaped(self, op: Callable[..., Any], args: tuple[Any, ...], size: torch.Size) -> Any:
+        """Return what ``op(x, *args)`` is for a tensor ``x`` of our batch size: ``(*size,)``."""
+        return self._with_batch_size(size)
+
+    def _indexed(self, items: Any, size: torch.Size) -> Any:
+        """Return ``self[items]``, for a parsed index that gives ``(*size,)``."""
+        return self._with_batch_size(size)
+
+    def _cut(self, lengths: Sequence[int] | None, dim: int, sizes: list[torch.Size]) -> list[Any]:
+        """Return the pieces along `dim` that a tensor is split (``None``: unbound) into."""
+        return [self._with_batch_size(size) for size in sizes]
+
+    def _reduced(self, size: torch.Size) -> Any:
+        """Return what stands for us where a reduction leaves the batch size `size`."""
+        return self._with_batch_size(size)
+
+    def _emptied(self, size: torch.Size) -> Any:
+        """Return what ``new_zeros`` and its kin hold in our place."""
+        return self._with_batch_size(size)
+
+    def _carried(self) -> Any:
+        """Return what the result of a leaf-wise operation holds in our place."""
+        return self
+
+
+def as_batch_size(batch_size: Any) -> torch.Size:
+    """Return a batch size given as an int, a sequence or ``None``."""
+    if batch_size is None:
+        return torch.Size(())
+    if isinstance(batch_size, (int, torch.SymInt)):
+        return torch.Size((batch_size,))  # type: ignore[arg-type]
+    return torch.Size(batch_size)
+
+
+class NonTensorEntry(LeafKind):
+    """What all entries with values that are no tensors can do: one value or a stack of them."""
+
+    __slots__ = ("__weakref__", "_batch_size", "_device")
+
+    if TYPE_CHECKING:
+        data: Any
+        _device: torch.device | None
+
+        def tolist(self) -> Any: ...  # noqa: D102
+        def _bare(self) -> Any: ...
+        def _compared(self) -> Any: ...
+        def _taken(self, index: Tensor, is_view: bool, kind: str) -> Any: ...
+        def _assign(self, value: Any) -> None: ...
+
+    # -- what it is ----------------------------------------------------------------------------
 
     @property
     def batch_size(self) -> torch.Size:
         """The batch size ``(*B,)``."""
         return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: Any) -> None:
+        size = as_batch_size(batch_size)
+        other = self._with_batch_size(size)
+        if other._batch_size != size:
+            raise TensorDictShapeError(
+                f"expected a batch size that the values {tuple(self._batch_size)} fill; found "
+                f"{tuple(size)}"
+            )
+        self._batch_size = size
 
     @property
     def shape(self) -> torch.Size:
@@ -58,18 +121,202 @@ class NonTensorData:
         """The number of batch dimensions."""
         return len(self._batch_size)
 
+    ndim = batch_dims
+
+    def dim(self) -> int:
+        """Return the number of batch dimensions."""
+        return len(self._batch_size)
+
+    def size(self, dim: int | None = None) -> Any:
+        """Return the batch size, or its dimension `dim`."""
+        return self._batch_size if dim is None else self._batch_size[dim]
+
+    def numel(self) -> int:
+        """Return the number of elements of the batch."""
+        return self._batch_size.numel()
+
     @property
     def device(self) -> torch.device | None:
         """The device that was given, or ``None``."""
         return self._device
 
-    def _with_batch_size(self, batch_size: torch.Size) -> NonTensorData:
-        """Return the same data with another batch size; itself if the batch size is the same."""
-        if batch_size == self._batch_size:
-            return self
-        return NonTensorData(self.data, batch_size, self._device)
+    @property
+    def names(self) -> list[str | None]:
+        """One ``None`` a batch dimension: the names are those of the tensordict."""
+        return [None] * len(self._batch_size)
 
-    def tolist(self) -> Any:
+    def is_empty(self) -> bool:
+        """Tell whether there is nothing in it: never."""
+        return False
+
+    def to_dict(self, **kwargs: Any) -> Any:
+        """Return the bare value or the nested list of them, as in a tensordict's ``to_dict``."""
+        return self._bare()
+
+    # -- copies and casts ----------------------------------------------------------------------
+
+    def clone(self, recurse: bool = True) -> Self:
+        """Return a copy that holds the same values."""
+        copied: Self = self._carried()
+        return copied
+
+    def copy(self) -> Self:
+        """Return a copy that holds the same values."""
+        return self.clone()
+
+    def contiguous(self, canonical: bool = False) -> Self:
+        """Return itself."""
+        return self
+
+    def detach(self) -> Self:
+        """Return itself."""
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Return a copy that notes another device; itself for anything but a device."""
+        device = kwargs.get("device")
+        for value in args:
+            if isinstance(value, (str, int, torch.device)):
+                device = value
+        if device is None or torch.device(device) == self._device:
+            return self
+        result = self.clone()
+        result._device = torch.device(device)
+        return result
+
+    def cpu(self) -> Self:
+        """Return a copy that notes the CPU as its device."""
+        return self.to("cpu")
+
+    # -- in place ------------------------------------------------------------------------------
+
+    def update(self, other: Any, clone: bool = False, inplace: bool = False, **kwargs: Any) -> Self:
+        """Take over the value of `other` and return itself; see :meth:`update_`."""
+        return self.update_(other)
+
+    def update_(self, other: Any, clone: bool = False, **kwargs: Any) -> Self:
+        """Take over the value of another non-tensor entry, in place, and return itself.
+
+        Raises:
+            ValueError: if `other` holds several values and this entry holds one.
+        """
+        self._assign(other)
+        return self
+
+    def copy_(self, other: Any, non_blocking: bool = False) -> Self:
+        """Take over the value of another non-tensor entry; see :meth:`update_`."""
+        return self.update_(other)
+
+    def update_at_(self, other: Any, index: Any, **kwargs: Any) -> Self:
+        """Write a value into a part of the batch, in place."""
+        self[index] = other
+        return self
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise ValueError(
+            f"expected one value for all elements of {type(self).__name__}; found another value at "
+            "the index: call maybe_to_stack(), which gives a NonTensorStack, and write to that"
+        )
+
+    # -- shapes --------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self._batch_size[0] if self._batch_size else 0
+
+    def __bool__(self) -> bool:
+        raise RuntimeError(
+            f"expected a truth value of data, found a {type(self).__name__}: use .data or .tolist()"
+        )
+
+    def __iter__(self) -> Any:
+        if not self._batch_size:
+            raise TypeError(
+                f"expected at least one batch dimension to iterate over, found a "
+                f"{type(self).__name__} without any: use .data"
+            )
+        return iter(self.unbind(0))  # type: ignore[attr-defined]
+
+    def __getitem__(self, index: Any) -> Any:
+        own = self._positions_tensor()
+        return self._taken_from(own, own[as_index(index)], "picks")
+
+    def _positions_tensor(self) -> Tensor:
+        """Positions of the elements in row-major order, in a tensor of our batch size."""
+        return torch.arange(self._batch_size.numel(), device="cpu").view(self._batch_size)
+
+    def _taken_from(self, own: Tensor, index: Any, kind: str) -> Any:
+        """Return the elements at the positions that an operation made of `own`.
+
+        Args:
+            own: our positions.
+            index: what the operation made of them, or several of these.
+            kind: "picks" for one that picks parts of the batch, "spreads" for one that gives each
+                element several places, or "moves".
+        """
+        if isinstance(index, (tuple, list)):
+            return tuple([self._taken_from(own, item, kind) for item in index])
+        is_view = index.untyped_storage().data_ptr() == own.untyped_storage().data_ptr()
+        return self._taken(index, is_view, kind)
+
+    def __eq__(self, other: object) -> Any:
+        """Compare element by element: booleans of the batch size; False for anything else."""
+        if isinstance(other, NonTensorEntry):
+            return compare_values(self, other)
+        return NotImplemented
+
+    def __ne__(self, other: object) -> Any:
+        if isinstance(other, NonTensorEntry):
+            return ~compare_values(self, other)
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # the data may be unhashable
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        from tdcompile.tensordict.nontensor_stack import TORCH_FUNCTIONS
+
+        implementation = TORCH_FUNCTIONS.get(func)
+        if implementation is None:
+            return NotImplemented
+        return implementation(*args, **(kwargs or {}))
+
+
+class NonTensorDataBase(NonTensorEntry):
+    """One value that is no tensor, with a batch size; see :class:`NonTensorData`."""
+
+    # `_values` is a list of our own with the one value, or that of a stack that we are an element
+    # of: then we are a view. (A trace hands on the items of a list without looking at them.)
+    __slots__ = ("_place", "_values")
+
+    _expected: ClassVar[Any] = None
+
+    def __init__(self, data: Any, batch_size: Any = None, device: Any = None) -> None:
+        if isinstance(data, NonTensorEntry):
+            data = data.data
+        if self._expected is not None and not isinstance(data, self._expected):
+            raise TypeError(
+                f"Expected data of type {self._expected.__name__}, got {type(data).__name__}"
+            )
+        self._values: list[Any] = [data]
+        self._place = 0
+        self._batch_size = as_batch_size(batch_size)
+        self._device = None if device is None else torch.device(device)
+
+    def __class_getitem__(cls, kind: Any) -> Any:
+        return _typed(cls, kind)  # type: ignore[arg-type]
+
+    @property
+    def data(self) -> Any:
+        """The value; setting it changes every tensordict that holds this object."""
+        return self._values[self._place]
+
+    @data.setter
+    def data(self, data: Any) -> None:
+        self._values[self._place] = data
+
+    def tolist(self, **kwargs: Any) -> Any:
         """Return `data` repeated into nested lists of the batch size; bare `data` without one.
 
         Example:
@@ -81,50 +328,242 @@ class NonTensorData:
             result = [result] * size
         return result
 
-    def __eq__(self, other: object) -> Any:
-        """Compare the data; batch sizes count only between two ``NonTensorData``."""
-        if isinstance(other, NonTensorData):
-            return self._batch_size == other._batch_size and self.data == other.data
-        return NotImplemented
+    def maybe_to_stack(self) -> Any:
+        """Return a :class:`NonTensorStack` with the value at each element; itself without any."""
+        if not self._batch_size:
+            return self
+        return self._as_stack(self._batch_size)
 
-    __hash__ = None  # type: ignore[assignment]  # the data may be unhashable
+    def _as_stack(self, size: torch.Size) -> Any:
+        """Return a stack of `size` with our value at each element."""
+        from tdcompile.tensordict.nontensor_stack import NonTensorStack
+
+        return NonTensorStack._of([self.data] * size.numel(), size, self._device)
+
+    def _spread(self, size: torch.Size) -> Any:
+        """Return what ``unsqueeze`` or ``expand`` to `size` gives: rows of us, each one place."""
+        from tdcompile.tensordict.nontensor_stack import NonTensorStack
+
+        own = self._batch_size
+        is_whole = size[len(size) - len(own) :] == own or size.numel() == own.numel()
+        shared = own.numel() if is_whole else 1
+        count = size.numel() // shared if shared else 0
+        places = tuple([place for place in range(count) for _ in range(shared)])
+        return NonTensorStack._of([self.data] * count, size, self._device, places)
+
+    # -- protocol ------------------------------------------------------------------------------
+
+    def _bare(self) -> Any:
+        return self.data
+
+    def _with_batch_size(self, batch_size: torch.Size) -> Any:
+        if batch_size == self._batch_size:
+            return self
+        return self._new(batch_size)
+
+    def _new(self, batch_size: torch.Size) -> Self:
+        new = object.__new__(type(self))
+        new._values = [self._values[self._place]]
+        new._place = 0
+        new._batch_size = batch_size
+        new._device = self._device
+        return new
+
+    def _carried(self) -> Any:
+        return self._new(self._batch_size)
+
+    def _shaped(self, op: Callable[..., Any], args: tuple[Any, ...], size: torch.Size) -> Any:
+        if op in _SPREADING and size != self._batch_size:
+            return self._spread(size)
+        return self._new(size)
+
+    def _taken(self, index: Tensor, is_view: bool, kind: str) -> Any:
+        if kind == "spreads" and index.shape != self._batch_size:
+            return self._spread(index.shape)
+        return self._new(index.shape)
+
+    def _compared(self) -> Any:
+        return self.data
+
+    def _values_at(self, index: Tensor) -> list[Any]:
+        return [self.data] * index.numel()
+
+    def _assign(self, value: Any) -> None:
+        if isinstance(value, NonTensorEntry):
+            if not isinstance(value, NonTensorDataBase):
+                raise ValueError(
+                    f"expected one value for a {type(self).__name__}, found a "
+                    f"{type(value).__name__} with several: Cannot update a NonTensorDataBase "
+                    "object with a NonTensorStack. Call maybe_to_stack() on it first"
+                )
+            value = value.data
+        elif isinstance(value, Tensor):
+            raise RuntimeError(
+                f"expected a non-tensor value for a {type(self).__name__}, found a "
+                f"{type(value).__name__}: use set() to replace the entry"
+            )
+        self.data = value
 
     def __repr__(self) -> str:
         device = "" if self._device is None else f", device={self._device}"
-        return f"NonTensorData(data={self.data!r}, batch_size={list(self._batch_size)}{device})"
+        size = list(self._batch_size)
+        return f"{type(self).__name__}(data={self.data!r}, batch_size={size}{device})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return NonTensorData, (self.data, tuple(self._batch_size), self._device)
+        cls = type(self)
+        state = (self.data, tuple(self._batch_size), self._device)
+        if self._expected is None:
+            return cls, state
+        return _make_typed, (cls.__mro__[1], self._expected, *state)
+
+
+class NonTensorData(NonTensorDataBase):
+    """A value that is no tensor, with the batch size of the tensordict that holds it.
+
+    ``td["s"] = "x"`` stores ``NonTensorData("x", batch_size=td.batch_size)``; ``td["s"]`` gives
+    ``"x"`` back and ``td.get("s")`` the ``NonTensorData``. Indexing and most shape operations give
+    the same value with another batch size; ``unsqueeze``, ``expand`` and ``torch.stack`` a
+    :class:`NonTensorStack`. ``NonTensorData[int]`` is a class that takes integers only.
+
+    Args:
+        data: any object; kept as it is, never copied.
+        batch_size: leading dimensions ``(*B,)``.
+        device: kept for information only.
+
+    Raises:
+        TypeError: if a class such as ``NonTensorData[int]`` gets data of another type.
+
+    Example:
+        >>> NonTensorData("x", batch_size=[3])
+        NonTensorData(data='x', batch_size=[3])
+    """
+
+    __slots__ = ()
+
+
+class MetaData(NonTensorDataBase):
+    """A value that has nothing to do with the batch: no shape operation makes a stack of it.
+
+    Stacking or concatenating equal values gives the value again, for other values a
+    :class:`NonTensorStack`. ``MetaData[str]`` is a class that takes strings only.
+
+    Example:
+        >>> td = TensorDict(unit=MetaData("cm"), x=torch.zeros(2), batch_size=[2])
+        >>> torch.stack([td, td])["unit"]
+        'cm'
+    """
+
+    __slots__ = ()
+
+    def _shaped(self, op: Callable[..., Any], args: tuple[Any, ...], size: torch.Size) -> Any:
+        return self._new(size)
+
+    def _taken(self, index: Tensor, is_view: bool, kind: str) -> Any:
+        return self._new(index.shape)
+
+    def maybe_to_stack(self) -> Any:
+        """Return itself."""
+        return self
+
+
+# Operations that give each element a place of its own.
+_SPREADING = (torch.unsqueeze, torch.broadcast_to)
+
+
+@functools.cache
+def _typed(cls: type, kind: Any) -> type:
+    name = f"{cls.__name__}[{kind.__name__}]"
+    return type(cls)(
+        name, (cls,), {"__slots__": (), "_expected": kind, "__module__": cls.__module__}
+    )
+
+
+def _make_typed(cls: Any, kind: Any, *state: Any) -> Any:
+    return _typed(cls, kind)(*state)
+
+
+def compare_values(left: NonTensorEntry, right: NonTensorEntry) -> Tensor:
+    """Compare two entries element by element.
+
+    Returns:
+        Booleans of the broadcast batch size.
+
+    Raises:
+        TensorDictShapeError: if the batch sizes do not broadcast.
+    """
+    try:
+        size = torch.broadcast_shapes(left._batch_size, right._batch_size)  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise TensorDictShapeError(
+            f"expected batch sizes that broadcast, to compare values; found "
+            f"{tuple(left._batch_size)} and {tuple(right._batch_size)}"
+        ) from error
+    if isinstance(left, NonTensorDataBase) and isinstance(right, NonTensorDataBase):
+        return torch.full(size, same_value(left.data, right.data))
+    pairs = zip(spread_values(left, size), spread_values(right, size), strict=True)
+    return torch.tensor([same_value(a, b) for a, b in pairs], dtype=torch.bool).view(size)
+
+
+def spread_values(entry: Any, size: torch.Size) -> list[Any]:
+    """Return the values of an entry expanded to `size`, in row-major order."""
+    values: list[Any] = entry._values_at(entry._positions_tensor().expand(size))
+    return values
+
+
+def same_value(left: Any, right: Any) -> bool:
+    """Tell whether two values are equal; for arrays and tensors, whether all elements are."""
+    if left is right:
+        return True
+    if isinstance(left, Tensor) or isinstance(right, Tensor):
+        both = isinstance(left, Tensor) and isinstance(right, Tensor)
+        return both and torch.equal(left, right)
+    same = left == right
+    if isinstance(same, bool):
+        return same
+    if hasattr(same, "all"):
+        return getattr(left, "shape", None) == getattr(right, "shape", None) and bool(same.all())
+    return bool(same)
+
+
+def as_index(index: Any) -> Any:
+    """Return an index that goes with positions, which are on the CPU."""
+    if isinstance(index, tuple):
+        return tuple([as_index(item) for item in index])
+    if isinstance(index, Tensor):
+        return index.cpu()
+    return list(index) if isinstance(index, range) else index
 
 
 def is_non_tensor(data: Any) -> bool:
-    """Tell whether `data` is a ``NonTensorData`` (an instance or the class)."""
+    """Tell whether `data` is a non-tensor entry (an instance or a class)."""
     if isinstance(data, type):
-        return issubclass(data, NonTensorData)
-    return isinstance(data, NonTensorData)
+        return issubclass(data, NonTensorEntry)
+    return isinstance(data, NonTensorEntry)
 
 
-def to_leaf(value: Any, batch_size: torch.Size) -> torch.Tensor | NonTensorData:
+def to_leaf(value: Any, batch_size: torch.Size) -> Any:
     """Return what a tensordict of `batch_size` stores for a value that is no tensor and no mapping.
 
     Numbers, numpy arrays of numbers and (nested) sequences of numbers or tensors become tensors (a
-    numpy array shares its memory); everything else becomes a ``NonTensorData``. Shapes are not
-    checked here.
+    numpy array shares its memory); another list a ``NonTensorStack`` of its items (see
+    ``set_list_to_stack``); everything else a ``NonTensorData``. Shapes are not checked here.
     """
     kind = type(value)
     if kind in _PYTHON_SCALARS:
         return torch.tensor(value)
     if kind is str or value is None:
         return NonTensorData(value, batch_size)
-    if isinstance(value, NonTensorData):
-        if value._batch_size[: len(batch_size)] == batch_size:
-            return value
-        return value._with_batch_size(batch_size)
+    if isinstance(value, LeafKind):
+        return value
     if isinstance(value, (list, tuple)) or kind.__module__ == "numpy":
         # A trace ends where torch refuses a value, so what is plainly no tensor is not offered.
         tensor = None if _holds_text(value) else _try_tensor(value)
         if tensor is not None:
             return tensor
+        if isinstance(value, list) and list_to_stack():
+            from tdcompile.tensordict.nontensor_stack import NonTensorStack
+
+            return NonTensorStack.from_list(value)
     elif isinstance(value, (int, float)):
         return torch.tensor(value)
     return NonTensorData(value, batch_size)
@@ -134,7 +573,7 @@ def _holds_text(value: Any) -> bool:
     """Tell whether a (nested) sequence has an item that is text, a mapping or ``None``."""
     if isinstance(value, (list, tuple)):
         return any(_holds_text(item) for item in value)
-    return value is None or isinstance(value, (str, bytes, dict))
+    return value is None or isinstance(value, (str, bytes, dict, LeafKind))
 
 
 def _try_tensor(value: Any) -> torch.Tensor | None:

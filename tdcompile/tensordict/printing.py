@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from tdcompile.tensordict.collection import TensorCollection
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor import NonTensorData, NonTensorEntry
 from tdcompile.tensordict.state import TensorDictState
+from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 _MAX_WIDTH = 80
 _INDENT = 4
@@ -96,9 +97,12 @@ def _describe(td: Any, name: str, level: int | None) -> str:
     if isinstance(value, Tensor):
         device = value.device
         at = f"@{device}" if td._device is None and device.type != "cpu" else ""
-        return f"{name}: {_short_dtype(value.dtype)}{_shape(value.shape[ndim:])}{at}"
+        shape = value.shape if type(value) is UnbatchedTensor else value.shape[ndim:]
+        return f"{name}: {_short_dtype(value.dtype)}{_shape(shape)}{at}"
     if isinstance(value, NonTensorData):
         return f"{name}: {type(value.data).__name__}"
+    if isinstance(value, NonTensorEntry):
+        return f"{name}: {type(value).__name__}"
     if not isinstance(value, TensorCollection):
         # A pytree of placeholders, such as the dimensions that vmap maps over.
         return f"{name}: {value!r}"

@@ -30,14 +30,22 @@ from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.construct import common_prefix
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.lazy import LazyStackedTensorDict
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor import (
+    MetaData,
+    NonTensorData,
+    NonTensorDataBase,
+    NonTensorEntry,
+)
+from tdcompile.tensordict.nontensor_stack import NonTensorStack
 from tdcompile.tensordict.statedict import StateDict
+from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# In a context, stands where a leaf is.
+# In a context, stands where a leaf is; and for the shape of one that has no batch dimensions.
 _LEAF = None
+_UNBATCHED = "unbatched"
 
 
 class TensorDictContext:
@@ -52,7 +60,7 @@ class TensorDictContext:
     def __init__(
         self,
         cls: type,
-        entries: dict[str, NonTensorData | None],
+        entries: dict[str, NonTensorEntry | None],
         batch_size: tuple[Any, ...],
         device: torch.device | None,
         names: tuple[str | None, ...] | None,
@@ -71,7 +79,8 @@ class TensorDictContext:
 
     def _identity(self) -> tuple[Any, ...]:
         data = [
-            (key, _LEAF if value is _LEAF else (value.data,)) for key, value in self.entries.items()
+            (key, _LEAF if value is _LEAF else (type(value), value._compared()))
+            for key, value in self.entries.items()
         ]
         return (self.cls, data, len(self.batch_size), self.device, self.names)
 
@@ -110,14 +119,15 @@ _CLASSES: dict[str, type] = {}
 def _flatten(td: Any) -> tuple[list[Any], TensorDictContext]:
     leaves: list[Any] = []
     shapes: list[Any] = []
-    entries: dict[str, NonTensorData | None] = {}
+    entries: dict[str, NonTensorEntry | None] = {}
     for key, value in td._entries.items():
-        if isinstance(value, NonTensorData):
+        if isinstance(value, NonTensorEntry):
             entries[key] = value
         else:
             entries[key] = _LEAF
             leaves.append(value)
-            shapes.append(getattr(value, "shape", None))
+            is_unbatched = type(value) is UnbatchedTensor
+            shapes.append(_UNBATCHED if is_unbatched else getattr(value, "shape", None))
     context = TensorDictContext(
         type(td), entries, td._batch_size, td._device, td._names, tuple(shapes)
     )
@@ -137,16 +147,34 @@ def _unflatten(leaves: Iterable[Any], context: TensorDictContext) -> Any:
     for value in values:
         if device is not None and getattr(value, "device", device) != device:
             device = None
-    remaining = iter(values)
+    remaining = iter(zip(values, context.shapes or (None,) * len(values), strict=True))
     entries: dict[str, Any] = {}
     for key, value in context.entries.items():
         if value is _LEAF:
-            entries[key] = next(remaining)
+            entries[key] = _leaf(*next(remaining), batch_size)
         else:
-            # Made anew: comparing the sizes would make a dynamic batch a constant.
-            entries[key] = NonTensorData(value.data, batch_size, value.device)
+            entries[key] = _restored(value, batch_size)
     cls: Any = context.cls
     return cls._from_entries(entries, batch_size, device, names)
+
+
+def _leaf(value: Any, shape: Any, batch_size: torch.Size) -> Any:
+    if shape == _UNBATCHED and isinstance(value, Tensor):
+        return UnbatchedTensor(value, batch_size)
+    return value
+
+
+def _restored(value: NonTensorEntry, batch_size: torch.Size) -> NonTensorEntry:
+    if isinstance(value, NonTensorDataBase):
+        # Made anew: comparing the sizes would make a dynamic batch a constant.
+        return value._new(batch_size)
+    if value._batch_size[: len(batch_size)] != batch_size:
+        raise TensorDictShapeError(
+            f"expected leaves of the batch size {tuple(value._batch_size)} of a NonTensorStack, "
+            f"found {tuple(batch_size)}: exclude the key first, no leaf says which values remain"
+        )
+    carried: NonTensorEntry = value._carried()
+    return carried
 
 
 def _new_batch(
@@ -158,7 +186,7 @@ def _new_batch(
     sized: list[tuple[torch.Size, Any]] = [
         (value.shape, shape)  # type: ignore[union-attr]  # tensordicts of every kind have one
         for value, shape in zip(values, context.shapes or (None,) * len(values), strict=True)
-        if isinstance(value, (Tensor, TensorCollection))
+        if isinstance(value, (Tensor, TensorCollection)) and shape != _UNBATCHED
     ]
     if not sized:
         # No leaves at all, or placeholders such as the None that vmap flattens in_dims with.
@@ -200,7 +228,9 @@ def _to_dumpable(context: TensorDictContext) -> dict[str, Any]:
         "class": f"{context.cls.__module__}.{context.cls.__qualname__}",
         "keys": list(context.entries),
         "non_tensor": {
-            key: value.data for key, value in context.entries.items() if value is not _LEAF
+            key: [type(value).__name__, list(value._batch_size), value._compared()]
+            for key, value in context.entries.items()
+            if value is not _LEAF
         },
         "batch_dims": len(context.batch_size),
         "batch_size": None if has_leaves else [int(size) for size in context.batch_size],
@@ -214,7 +244,7 @@ def _from_dumpable(dumped: dict[str, Any]) -> TensorDictContext:
     batch_size = (0,) * dumped["batch_dims"] if size is None else tuple(size)
     data = dumped["non_tensor"]
     entries = {
-        key: NonTensorData(data[key], batch_size) if key in data else _LEAF
+        key: _from_dumped(batch_size, *data[key]) if key in data else _LEAF
         for key in dumped["keys"]
     }
     device = dumped["device"]
@@ -226,6 +256,12 @@ def _from_dumpable(dumped: dict[str, Any]) -> TensorDictContext:
         None if dumped["names"] is None else tuple(dumped["names"]),
         (),
     )
+
+
+def _from_dumped(batch_size: Any, kind: str, own_size: Any, data: Any) -> NonTensorEntry:
+    if kind == "NonTensorStack":
+        return NonTensorStack._of(data, torch.Size(own_size))
+    return MetaData(data, batch_size) if kind == "MetaData" else NonTensorData(data, batch_size)
 
 
 # -- lazy stacks -----------------------------------------------------------------------------------

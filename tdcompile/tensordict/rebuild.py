@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.locking import foreign_holder
+from tdcompile.tensordict.nontensor import NonTensorEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +82,8 @@ def shallow_entries(
     for key, value in entries.items():
         if isinstance(value, TensorCollection):
             value = _copied(value, originals, templates)
+        elif isinstance(value, NonTensorEntry):
+            value = value._carried()
         result[key] = value
     return result
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from tdcompile.errors import TensorDictIndexError
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.elements import each_element, element_dims, is_uniform, tensor_leaves
+from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,12 +116,12 @@ def _map_leaves(
     batch_dims = len(td._batch_size)
     entries: dict[str, Any] = {}
     for key, value in td._entries.items():
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and type(value) is not UnbatchedTensor:
             entries[key] = leaf_function(value, batch_dims, dims)
         elif isinstance(value, TensorCollection):
             entries[key] = _map_leaves(value, leaf_function, shape_function, dims)
         else:
-            entries[key] = value._with_batch_size(batch_size)
+            entries[key] = value._reduced(batch_size)
     return td._from_entries(entries, batch_size, td._device, names)
 
 
@@ -185,6 +186,11 @@ def _joined(op_name: str, td: Any, dim: Any) -> tuple[Tensor, Any]:
     if dim is None:
         return torch.cat([leaf.flatten() for leaf in leaves]), None
     batch_dims = len(td._batch_size)
+    if any(type(leaf) is UnbatchedTensor for leaf in leaves):
+        raise ValueError(
+            f"{op_name}(reduce=True) with a dimension needs leaves with batch dimensions, this"
+            " tensordict has an UnbatchedTensor. Exclude its key first."
+        )
     if dim == "feature":
         return torch.cat([_features(leaf, batch_dims) for leaf in leaves], -1), batch_dims
     dims = normalise_dims(dim, batch_dims)
@@ -483,7 +489,7 @@ def _lead_with(td: Any, size: int) -> Any:
     batch_size = torch.Size((size, *td._batch_size))
     entries: dict[str, Any] = {}
     for key, value in td._entries.items():
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and type(value) is not UnbatchedTensor:
             entries[key] = value
         elif isinstance(value, TensorCollection):
             entries[key] = _lead_with(value, size)

@@ -18,7 +18,7 @@ from tdcompile.tensordict.collection import TensorCollection, is_leaf_nontensor
 from tdcompile.tensordict.keys import NO_DEFAULT, format_key, unravel_key_to_tuple
 from tdcompile.tensordict.mapping import MappingMixin
 from tdcompile.tensordict.messages import absent_error, locked_error, through_leaf_error
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor import NonTensorEntry
 from tdcompile.tensordict.state import TensorDictState
 
 
@@ -257,7 +257,7 @@ class SelectionMixin(TensorDictState):
         for name, value in self._entries.items():
             if isinstance(value, TensorCollection):
                 entries[name] = value.filter_non_tensor_data()  # type: ignore[attr-defined]
-            elif not isinstance(value, NonTensorData):
+            elif not isinstance(value, NonTensorEntry):
                 entries[name] = value
         return self._from_entries(entries, self._batch_size, self._device, self._names)
 

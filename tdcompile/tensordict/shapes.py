@@ -17,9 +17,10 @@ from torch import Tensor
 
 from tdcompile.errors import TensorDictIndexError, TensorDictShapeError
 from tdcompile.tensordict.batchwise import Ints, product, read_sizes, tail_order, tail_sizes
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor import LeafKind
 from tdcompile.tensordict.repeats import RepeatsMixin
 from tdcompile.tensordict.splits import SplitsMixin
+from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,7 +88,7 @@ class ShapesMixin(SplitsMixin, RepeatsMixin):
         size = self._batch_size if batch_size is None else batch_size
         entries: dict[str, Any] = {}
         for key, value in self._entries.items():
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and type(value) is not UnbatchedTensor:
                 leaf = value.view(dtype)
                 if leaf.shape[: len(size)] != size:
                     raise TensorDictShapeError(
@@ -95,7 +96,7 @@ class ShapesMixin(SplitsMixin, RepeatsMixin):
                         f"{tuple(size)}; found the shape {tuple(leaf.shape)}: pass batch_size=..."
                     )
                 entries[key] = leaf
-            elif isinstance(value, NonTensorData):
+            elif isinstance(value, LeafKind):
                 entries[key] = value._with_batch_size(size)
             else:
                 entries[key] = value._view_dtype(dtype, batch_size)

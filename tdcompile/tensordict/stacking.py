@@ -19,8 +19,10 @@ from torch import Tensor
 from tdcompile.errors import TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.elements import stack_rows
-from tdcompile.tensordict.functional import deliver, joint_value, stacked_names
+from tdcompile.tensordict.functional import deliver, stacked_names
 from tdcompile.tensordict.keys import unravel_key_to_tuple
+from tdcompile.tensordict.nontensor import LeafKind
+from tdcompile.tensordict.nontensor_stack import join
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -185,6 +187,8 @@ def _may_be_dense(tds: list[Any]) -> bool:
         if isinstance(values[0], Tensor):
             if not all(isinstance(v, Tensor) and v.shape == values[0].shape for v in values):
                 return False
+            if any(isinstance(v, LeafKind) != isinstance(values[0], LeafKind) for v in values):
+                return False
         elif isinstance(values[0], TensorCollection):
             if not all(isinstance(v, TensorCollection) for v in values):
                 return False
@@ -207,12 +211,12 @@ def _dense_stack(tds: list[Any], dim: int) -> Any:
     entries: dict[str, Any] = {}
     for key in first._entries.keys():  # noqa: SIM118  # of any kind
         values = [td._entries[key] for td in tds]
-        if isinstance(values[0], Tensor):
+        if isinstance(values[0], Tensor) and not isinstance(values[0], LeafKind):
             entries[key] = torch.stack(values, dim)
         elif isinstance(values[0], TensorCollection):
             entries[key] = maybe_dense_stack(values, dim)
         else:
-            entries[key] = joint_value(values, key, ())._with_batch_size(size)
+            entries[key] = join(values, torch.stack, dim)
     return first._from_entries(entries, size, first._device, stacked_names(tds, dim))
 
 
@@ -254,10 +258,10 @@ def _densified_stack(
             parts = [model.empty() if value is None else value for value in values]
             inner = torch.Size((*size, *model._batch_size[len(size) - 1 :]))
             entries[key] = _densified_stack(parts, dim, inner, device, None, layout)
-        elif isinstance(found[0], Tensor):
+        elif isinstance(found[0], Tensor) and not isinstance(found[0], LeafKind):
             entries[key] = _ragged(values, found, dim, layout)
         elif len(found) == len(values):
-            entries[key] = joint_value(values, key, ())._with_batch_size(size)
+            entries[key] = join(values, torch.stack, dim)
     return elements[0]._from_entries(entries, size, device, names)
 
 

@@ -40,7 +40,7 @@ from tdcompile.tensordict.keys import NO_DEFAULT, unravel_key_to_tuple
 from tdcompile.tensordict.mapping import names_an_entry
 from tdcompile.tensordict.messages import require_fields
 from tdcompile.tensordict.metadata import as_device, as_size
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor import NonTensorData, NonTensorEntry
 
 
 class TensorClassMeta(FieldsMeta):
@@ -237,7 +237,7 @@ class TensorClass(TensorDictMethods, metaclass=TensorClassMeta):
         if len(path) == 1 and path[0] in METADATA:
             return getattr(self, path[0])
         value = self._get_path(path, default)
-        return value.data if isinstance(value, NonTensorData) else value
+        return value._bare() if isinstance(value, NonTensorEntry) else value
 
     def set(
         self, key: Any, item: Any, inplace: bool = False, *, non_blocking: bool = False

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tdcompile.tensordict.collection import TensorCollection, default_is_leaf
 from tdcompile.tensordict.keys import unravel_key_to_tuple
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor import NonTensorEntry
 from tdcompile.tensordict.state import TensorDictState
 
 _IsLeaf = Callable[[type], bool]
@@ -152,7 +152,7 @@ class TensorDictKeysView(_View, Set[Any]):
 
 
 class TensorDictValuesView(_View, Collection[Any]):
-    """The values of a tensordict; non-tensor entries come as ``NonTensorData``."""
+    """The values of a tensordict; non-tensor entries come as they are stored."""
 
     __slots__ = ()
 
@@ -237,11 +237,11 @@ class ViewsMixin(TensorDictState):
         return sorted(self._entries)
 
     def non_tensor_items(self, include_nested: bool = False) -> tuple[tuple[Any, Any], ...]:
-        """Return the pairs of key and ``NonTensorData`` of the non-tensor entries."""
+        """Return the pairs of key and entry (``NonTensorData``, ...) of the non-tensor entries."""
         return tuple(
             (key, value)
             for key, value in self.items(include_nested)
-            if isinstance(value, NonTensorData)
+            if isinstance(value, NonTensorEntry)
         )
 
 

@@ -27,11 +27,13 @@ from tdcompile.tensordict.messages import (
     require_fields,
     through_leaf_error,
 )
-from tdcompile.tensordict.nontensor import NonTensorData, to_leaf
+from tdcompile.tensordict.nontensor import NonTensorEntry, to_leaf
+from tdcompile.tensordict.nontensor_stack import NonTensorStack
+from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 # What an update is to do: one pending dictionary a tensordict, and the in-place copies.
 Writes = list[tuple[Any, dict[str, Any]]]
-Copies = list[tuple[Tensor, Tensor]]
+Copies = list[tuple[Any, Any]]
 
 
 def carry_out(writes: Writes, copies: Copies, non_blocking: bool = False) -> None:
@@ -161,14 +163,22 @@ def plan_copy(
             )
         plan_copies(dest, value, path, wanted, writes, copies)
         return
-    if isinstance(dest, NonTensorData):
+    if isinstance(dest, NonTensorEntry):
         if isinstance(value, (Tensor, TensorCollection)):
             raise TensorDictShapeError(
                 f"expected a non-tensor value to write to {format_entry(path)}, found "
                 f"{type(value).__name__}: use set() to replace it"
             )
-        data = value.data if isinstance(value, NonTensorData) else value
-        writes.append((node, {name: NonTensorData(data, dest._batch_size)}))
+        if isinstance(value, list):
+            value = to_leaf(value, node._batch_size)
+        if isinstance(dest, NonTensorStack):
+            dest._planned(dest._elements(), value)
+        elif isinstance(value, NonTensorStack):
+            raise TensorDictShapeError(
+                f"expected one value to write to {format_entry(path)}, which has one for the whole "
+                "batch, found several: use set() to replace it"
+            )
+        copies.append((dest, value))
         return
     if not isinstance(value, Tensor):
         value = value if isinstance(value, TensorCollection) else to_leaf(value, node._batch_size)
@@ -178,7 +188,8 @@ def plan_copy(
                 f"{list(dest.shape)}, found {type(value).__name__}. Use set() to replace the entry"
             )
     if value.shape != dest.shape:
-        if value.shape[: len(node._batch_size)] != node._batch_size:
+        is_unbatched = type(dest) is UnbatchedTensor
+        if not is_unbatched and value.shape[: len(node._batch_size)] != node._batch_size:
             raise misfit_error(node, value, path)
         if not _broadcasts_to(value.shape, dest.shape):
             raise TensorDictShapeError(

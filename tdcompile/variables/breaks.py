@@ -30,6 +30,11 @@ CATEGORIES: dict[str, tuple[str, tuple[str, ...]]] = {
         "A tensordict that holds itself has no end of nested copies.",
         ("Delete the entry that leads back before the copy.",),
     ),
+    "tdcompile: copy of a non-tensor entry that was written": (
+        "A copy of a non-tensor entry is looked at after the entry itself was written to; the copy"
+        " has the values of before, which the trace did not keep.",
+        ("Read the copy before writing to the original.",),
+    ),
     "tdcompile: nested tensordict of a subclass": (
         "Locks and shallow copies reach into nested tensordicts; a subclass has no tracker, so what"
         " the call does to it is not known in the trace.",

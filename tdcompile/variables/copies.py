@@ -97,6 +97,15 @@ def nested_tensordict(layout: Layout, entry: seam.VariableTracker) -> TensorDict
     return nested if isinstance(nested, TensorDictVariable) else None
 
 
+def _is_non_tensor(layout: Layout, entry: seam.VariableTracker) -> bool:
+    if isinstance(entry, seam.LazyVariableTracker) and not entry.is_realized():
+        return issubclass(entry.peek_type(), layout.non_tensor)
+    try:
+        return issubclass(entry.realize().python_type(), layout.non_tensor)
+    except NotImplementedError:
+        return False
+
+
 def _is_of_subclass(layout: Layout, vt: seam.VariableTracker) -> bool:
     """Whether it is a tensordict that upstream tracks as any other object."""
     return (
@@ -124,11 +133,19 @@ class Copies:
                 self.templates.append(template)
                 self._template_of[vt] = template
 
+    def _leaf(self, entry: seam.VariableTracker) -> seam.VariableTracker:
+        """A leaf is its own copy; an entry that is no tensor makes one."""
+        layout = self.layout
+        if layout.carry is None or not _is_non_tensor(layout, entry):
+            return entry
+        tx = seam.current_translator()
+        return entry.realize().call_method(tx, layout.carry, [], {})
+
     def now(self, entry: seam.VariableTracker) -> seam.VariableTracker:
         """A copy of an entry as it is now; a leaf is its own copy."""
         nested = nested_tensordict(self.layout, entry)
         if nested is None:
-            return entry
+            return self._leaf(entry)
         copies = nested.storage.nested_copies or self
         return _copy(nested, Copies(self.layout, []) if nested in self._template_of else copies)
 
@@ -136,7 +153,7 @@ class Copies:
         """A copy of an input's entry as it was when the shallow copy was made."""
         nested = nested_tensordict(self.layout, entry)
         if nested is None:
-            return entry
+            return self._leaf(entry)
         template = self._template_of.get(nested)
         if template is not None and template.storage.nested_copies is not None:
             return _copy(template, template.storage.nested_copies)

@@ -124,7 +124,11 @@ class InputState:
         """A tensor entry that the trace has used."""
         state = self.owner.entry_state
         for vt in () if state is None else state.entries.values():
-            if vt.is_realized() and isinstance(vt.realize(), seam.TensorVariable):
+            if (
+                vt.is_realized()
+                and isinstance(vt.realize(), seam.TensorVariable)
+                and not issubclass(vt.python_type(), self.owner.layout.unbatched)
+            ):
                 return vt.realize()
         return None
 
@@ -149,6 +153,8 @@ def _marked_path(value: Any, layout: Layout, batch_dims: int, seen: set[int]) ->
         return None  # A tensordict may hold itself.
     seen.add(id(value))
     for key, entry in getattr(value, layout.entries).items():
+        if isinstance(entry, layout.unbatched):
+            continue
         if isinstance(entry, torch.Tensor):
             if marked_dims(entry, batch_dims):
                 return [key]

@@ -52,6 +52,9 @@ class Layout:
         non_tensor: classes of entries that hold a value which is no tensor.
         base: class of all that is no leaf; an entry of it whose own class is not served is unknown
             to a trace. None stands for `cls`.
+        carry: method of such an entry that makes the one in the result of a leaf-wise operation and
+            in a copy; None hands the same object on.
+        unbatched: classes of tensor entries without batch dimensions; no size is read off them.
     """
 
     cls: type
@@ -70,6 +73,8 @@ class Layout:
     bookkeeping: tuple[str, ...] = ()
     non_tensor: tuple[type, ...] = ()
     base: type | None = None
+    carry: str | None = None
+    unbatched: tuple[type, ...] = ()
 
     def field_of(self, attribute: str) -> str | None:
         """Our name of the state that `attribute` holds, or None."""

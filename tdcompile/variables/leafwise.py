@@ -265,19 +265,19 @@ def _first_tensor(tx: Any, td: TensorDictVariable) -> seam.TensorVariable | None
 
 
 def entry_kind(td: TensorDictVariable, vt: Any) -> str:
-    """``"tensor"``, ``"tensordict"``, ``"non-tensor"`` (not read) or ``"other"``."""
+    """Tell ``"tensor"``, ``"unbatched"``, ``"tensordict"``, ``"non-tensor"`` or ``"other"``."""
     if isinstance(vt, seam.LazyVariableTracker) and not vt.is_realized():
         value_type = vt.peek_type()
-        if value_type in td.layout.non_tensor:
+        if issubclass(value_type, td.layout.non_tensor):
             seam.install_type_guard(vt.source)
             return "non-tensor"
     vt = vt.realize()
     if isinstance(vt, seam.TensorVariable):
-        return "tensor"
+        return "unbatched" if issubclass(vt.python_type(), td.layout.unbatched) else "tensor"
     if isinstance(vt, TensorDictVariable):
         return "tensordict"
     try:
-        return "non-tensor" if vt.python_type() in td.layout.non_tensor else "other"
+        return "non-tensor" if issubclass(vt.python_type(), td.layout.non_tensor) else "other"
     except NotImplementedError:
         return "other"
 
@@ -407,12 +407,25 @@ def _emit(
     td, entries = rows
     storage: StorageVariable = td.storage.snapshot()
     for key, row in entries:
-        if row is not None:
+        if row is None:
+            value = carried(tx, td, td.storage.get(key))
+        else:
             value = call(row) if isinstance(row, list) else _emit(tx, row, call, is_locked)
+        if value is not None:
             storage.set(tx, key, value)
     result = td.with_entries(storage)
     result.fields["is_locked"] = is_locked
     return result
+
+
+def carried(tx: Any, td: TensorDictVariable, entry: Any) -> seam.VariableTracker | None:
+    """What stands for a non-tensor entry in a new tensordict; None for the entry itself.
+
+    It is made by the entry's own method, which does not look at the value: that is not guarded.
+    """
+    if td.layout.carry is None:
+        return None
+    return entry.realize().call_method(tx, td.layout.carry, [], {})  # type: ignore[no-any-return]
 
 
 def _combine_inplace(

@@ -20,7 +20,8 @@ from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.fields import FieldsMeta
 from tdcompile.tensordict.leafwise import LeafwiseOp
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor import MetaData, NonTensorData, NonTensorEntry
+from tdcompile.tensordict.nontensor_stack import NonTensorStack
 from tdcompile.tensordict.rebuild import (
     may_unlock,
     rebuild_tensordict,
@@ -29,9 +30,11 @@ from tdcompile.tensordict.rebuild import (
 )
 from tdcompile.tensordict.reductions import ReductionOp
 from tdcompile.tensordict.tensorclass import TensorClassMeta
+from tdcompile.tensordict.unbatched import UnbatchedTensor
 from tdcompile.variables import aliases, contexts, errors, frames, leafwise, methods, replay
 from tdcompile.variables.breaks import skip_frame
 from tdcompile.variables.layout import FIELDS, SERVED, Layout
+from tdcompile.variables.nontensor import NonTensorVariable
 from tdcompile.variables.tensordict import TensorDictClassVariable, TensorDictVariable
 
 if TYPE_CHECKING:
@@ -57,7 +60,9 @@ OWN_LAYOUT = Layout(
     lock_references=("_lock_parents", "_memory"),
     notes=("_last_op", "_open_ops"),
     bookkeeping=("_lock_parents",),
-    non_tensor=(NonTensorData,),
+    non_tensor=(NonTensorEntry,),
+    carry="_carried",
+    unbatched=(UnbatchedTensor,),
     base=TensorCollection,
 )
 
@@ -159,6 +164,26 @@ def _build_class(layout: Layout, builder: seam.VariableBuilder, value: Any) -> s
     return TensorDictClassVariable(value, layout, source=builder.source)
 
 
+def _build_non_tensor(builder: seam.VariableBuilder, value: Any) -> seam.VariableTracker:
+    seam.install_type_guard(builder.source)
+    return seam.track_existing(builder.tx, value, NonTensorVariable(value, source=builder.source))
+
+
+def _non_tensor_patches() -> list[TablePatch]:
+    """Entries for non-tensor entries, in each type table."""
+    return [
+        TablePatch(
+            table=seam.type_table(trace_numpy),
+            key=cls,
+            name=f"type table (trace_numpy={trace_numpy})",
+            replacement=_build_non_tensor,
+            reason=f"the values of a {cls.__name__} are handed on unread",
+        )
+        for cls in (NonTensorData, MetaData, NonTensorStack)
+        for trace_numpy in (True, False)
+    ]
+
+
 def _table_patches(layout: Layout) -> list[TablePatch]:
     """Entries for an instance, in each type table (one a ``trace_numpy``), and for the class."""
     name = layout.cls.__qualname__
@@ -250,6 +275,7 @@ def patches() -> tuple[PatchSet, ...]:
             "trackers",
             [
                 *_table_patches(OWN_LAYOUT),
+                *_non_tensor_patches(),
                 *(
                     TablePatch(
                         table=seam.sourceless_table(),

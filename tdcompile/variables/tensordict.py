@@ -393,7 +393,7 @@ def _tensor_leaves(value: Any, layout: Layout, seen: set[int]) -> Iterator[torch
         return  # A tensordict may hold itself.
     seen.add(id(value))
     for entry in getattr(value, layout.entries).values():
-        if isinstance(entry, torch.Tensor):
+        if isinstance(entry, torch.Tensor) and not isinstance(entry, layout.unbatched):
             yield entry
         elif type(entry) in SERVED:
             yield from _tensor_leaves(entry, SERVED[type(entry)], seen)

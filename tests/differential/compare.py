@@ -20,7 +20,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import tdcompile
-from tdcompile import NonTensorData, TensorDict
+from tdcompile import TensorDict, is_non_tensor
 from tests.differential.inputs import Spec
 
 if TYPE_CHECKING:
@@ -88,12 +88,13 @@ class _Describer:
                 "keys": list(value._entries),
                 "entries": {key: self.describe(x, done) for key, x in value._entries.items()},
             }
-        if isinstance(value, NonTensorData):
+        if is_non_tensor(value):
             label, _ = self._label(value, self._objects)
             return {
                 "kind": "non-tensor",
                 "object": label,
-                "data": value.data,
+                "type": type(value),
+                "data": value.tolist(),
                 "batch_size": value.batch_size,
             }
         if isinstance(value, torch.Tensor):

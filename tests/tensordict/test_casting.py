@@ -129,7 +129,8 @@ def test_to_unknown_keyword_raises():
 def test_non_tensor_entry_passes_through():
     td = TensorDict({"s": "x", "a": torch.ones(3)}, [3])
     for result in (td.double(), td.to("cpu"), td.type(torch.int32)):
-        assert result.get("s") is td.get("s")
+        assert result.get("s").data == "x"
+        assert result.get("s") is not td.get("s")
 
 
 def test_dtype_mixed_or_absent_is_none():

@@ -140,20 +140,6 @@ def test_join_out_of_other_batch_size_raises():
         torch.stack([build(ours)] * 2, out=build(ours))
 
 
-@pytest.mark.parametrize("function", [torch.stack, torch.cat])
-def test_join_equal_non_tensors_stay_one(function):
-    td = TensorDict({"s": "x", "a": torch.ones(3)}, [3])
-    result = function([td, td])
-    assert result["s"] == "x"
-    assert result.get("s").batch_size == result.batch_size
-
-
-def test_join_different_non_tensors_raises_and_says_values():
-    tds = [TensorDict({"s": text}, [3]) for text in "xy"]
-    with pytest.raises(ValueError, match="'x' and 'y'"):
-        torch.stack(tds)
-
-
 @pytest.mark.parametrize("alias", [torch.concat, torch.concatenate])
 def test_cat_alias_concatenates(alias):
     td = build(ours)

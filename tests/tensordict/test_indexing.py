@@ -402,15 +402,6 @@ def test_write_keeps_storage_and_non_tensor_entries():
     assert td["s"] == "text"
 
 
-def test_write_of_other_non_tensor_value_to_a_part_says_so():
-    td = TensorDict({"a": torch.zeros(3), "s": "text"}, batch_size=[3])
-    with pytest.raises(NotImplementedError, match=r"'text'.*'other'"):
-        td[0] = TensorDict({"a": torch.ones(()), "s": "other"}, batch_size=[])
-    assert td["a"].tolist() == [0, 0, 0]
-    td[:] = TensorDict({"a": torch.ones(3), "s": "other"}, batch_size=[3])
-    assert td["s"] == "other"
-
-
 OUTER_INDICES = """
     tensor([[0], [1]])
     tensor([[0, 1], [1, 2]])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from oracle import example, ours, run_both
 
+from tdcompile.errors import TensorDictShapeError
 from tdcompile.tensordict import NonTensorData, is_non_tensor
 
 PROGRAMS = {
@@ -29,11 +30,12 @@ def test_non_tensor_matches_oracle(program):
     run_both(program)
 
 
-def test_equality_compares_data_and_batch_size():
-    assert NonTensorData("x", [3]) == NonTensorData("x", [3])
-    assert NonTensorData("x", [3]) != NonTensorData("y", [3])
-    assert NonTensorData("x", [3]) != NonTensorData("x", [4])
+def test_equality_compares_element_by_element():
+    assert (NonTensorData("x", [3]) == NonTensorData("x", [3])).tolist() == [True] * 3
+    assert (NonTensorData("x", [3]) != NonTensorData("y", [3])).all()
     assert NonTensorData("x") != "x"
+    with pytest.raises(TensorDictShapeError, match=r"\(3,\) and \(4,\)"):
+        assert NonTensorData("x", [3]) == NonTensorData("x", [4])
 
 
 def test_repr_is_code():
@@ -46,7 +48,7 @@ def test_repr_is_code():
 )
 def test_copies_are_equal(duplicate):
     value = NonTensorData({"k": [1]}, [3])
-    assert duplicate(value) == value
+    assert repr(duplicate(value)) == repr(value)
 
 
 def test_with_batch_size_returns_itself_if_it_fits():

@@ -428,7 +428,8 @@ def test_non_tensor_entry_passes_through(call):
     td = with_text(ours)
     entry = td.get("s")
     result = call(td)
-    assert result.get("s") is entry
+    assert result.get("s").data is entry.data
+    assert (result.get("s") is entry) == (result is td)
     assert list(result.keys()) == ["s", "a"]
     assert call(with_text(oracle))["s"] == result["s"]
 

@@ -19,8 +19,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 
 import tdcompile
-from tdcompile import TensorDict
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile import TensorDict, is_non_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -111,8 +110,9 @@ class Outcome:
             self._met.add(label)
         if isinstance(value, torch.Tensor):
             return ("tensor", label, value.requires_grad, value.detach().clone())
-        if isinstance(value, NonTensorData):
-            return ("non-tensor", tuple(value.batch_size), self._describe(value.data))
+        if is_non_tensor(value):
+            kind = type(value).__name__
+            return ("non-tensor", kind, label, tuple(value.batch_size), value.tolist())
         entries = entries_of(value)
         if entries is not None:
             fields = tuple(value.batch_size), value.device, tuple(value.names), value.is_locked

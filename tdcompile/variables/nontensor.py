@@ -1,0 +1,121 @@
+"""Non-tensor entries while tracing: handed on without a look at their values.
+
+Key names: :class:`NonTensorVariable` (an entry that is an input), :class:`DeferredCopyVariable` (a
+copy of one that is made at run time).
+
+Invariant: a copy has the values that the entry had when the traced program made it. So a copy is
+deferred only while the trace has not touched the values, and one that is looked at after the
+values were written to breaks the graph.
+
+Guards: the exact type; the values once they are read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tdcompile._compat import dynamo as seam
+from tdcompile._compat.slots import HookMixin
+from tdcompile.variables.breaks import break_graph
+
+__all__ = ["DeferredCopyVariable", "NonTensorVariable"]
+
+#: Methods that give a new entry with the same values, and look at no value on the way.
+COPYING_METHODS = ("_carried", "_new")
+
+
+def _values(vt: seam.VariableTracker) -> seam.VariableTracker | None:
+    """The tracker of the list of values of an input entry, if the trace has touched it."""
+    tracked = seam.current_translator().output.side_effects.id_to_variable
+    return tracked.get(id(vt.value._values))  # type: ignore[attr-defined,no-any-return]
+
+
+class NonTensorVariable(HookMixin, seam.UserDefinedObjectVariable):
+    """A non-tensor entry of an input."""
+
+    def call_method(
+        self,
+        tx: Any,
+        name: str,
+        args: list[seam.VariableTracker],
+        kwargs: dict[str, seam.VariableTracker],
+    ) -> seam.VariableTracker:
+        if (
+            name in COPYING_METHODS
+            and self.source is not None
+            and not kwargs
+            and hasattr(self.value, name)
+            and _values(self) is None
+            and not tx.output.side_effects.is_modified(self)
+        ):
+            return DeferredCopyVariable(self, name, args)
+        return super().call_method(tx, name, args, kwargs)
+
+
+class DeferredCopyVariable(HookMixin, seam.VariableTracker):
+    """What a copying method of an input entry returns: called at run time, or when looked at."""
+
+    _nonvar_fields = {  # noqa: RUF012 - upstream's convention
+        "entry",
+        "name",
+        *seam.VariableTracker._nonvar_fields,
+    }
+
+    def __init__(
+        self,
+        entry: NonTensorVariable,
+        name: str,
+        args: list[seam.VariableTracker],
+        made: seam.VariableTracker | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.entry = entry
+        self.name = name
+        self.args = args
+        self.made = made
+
+    def _make(self, tx: Any) -> seam.VariableTracker:
+        """The entry, made in the trace."""
+        if self.made is None:
+            values = _values(self.entry)
+            effects = tx.output.side_effects
+            if effects.is_modified(self.entry) or (
+                values is not None and effects.is_modified(values)
+            ):
+                break_graph("tdcompile: copy of a non-tensor entry that was written", self.entry)
+            method = getattr(type(self.entry.value), self.name)
+            self.made = seam.inline_function(tx, method, [self.entry, *self.args])
+        return self.made
+
+    def python_type(self) -> type:
+        return type(self.entry.value)
+
+    def getattr_hook(self, tx: Any, name: str) -> seam.VariableTracker:
+        if name == "__class__":
+            return seam.build(tx, self.python_type())
+        return seam.build(tx, getattr).call_function(tx, [self._make(tx), seam.constant(name)], {})
+
+    def call_obj_hasattr(self, tx: Any, name: str) -> Any:
+        return seam.constant(hasattr(self.entry.value, name))
+
+    def call_method(
+        self,
+        tx: Any,
+        name: str,
+        args: list[seam.VariableTracker],
+        kwargs: dict[str, seam.VariableTracker],
+    ) -> seam.VariableTracker:
+        if name == "_carried" and self.made is None:
+            return DeferredCopyVariable(self.entry, self.name, self.args)
+        return self._make(tx).call_method(tx, name, args, kwargs)
+
+    def reconstruct(self, codegen: seam.PyCodegen) -> None:
+        if self.made is not None:
+            codegen(self.made)
+            return
+        codegen(self.entry)
+        codegen.load_method(self.name)
+        codegen.foreach(self.args)
+        codegen.extend_output(seam.create_call_method(len(self.args)))
+        codegen.clear_tos()
