@@ -20,11 +20,8 @@ from torch import Tensor
 from tdcompile.errors import TensorDictIndexError
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
+from tdcompile.tensordict.index_writes import Fill, IndexWrite, as_fill, broadcast_value
 from tdcompile.tensordict.indexing import (
-    Fill,
-    IndexWrite,
-    as_fill,
-    broadcast_value,
     parse_index,
     result_size,
 )
