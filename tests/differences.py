@@ -526,6 +526,22 @@ DIFFERENCES: list[Difference] = [
         ),
     ),
     *_rows(
+        "Data loading",
+        (
+            'tds = [TensorDict({"a": torch.ones(n), "b": torch.tensor(n)}) for n in (1, 2)]\n'
+            'list(package.collate(tds, pad_keys={"a": 0}).keys())',
+            "['b', 'a']",
+            "['a', 'b']",
+            "an entry that is padded keeps its place among the keys",
+        ),
+        (
+            "torch.utils.data.default_collate([td, td]).batch_size",
+            "[2, 3]",
+            "raises TypeError",
+            "importing tdcompile changes nothing in torch: pass `collate_fn=tdcompile.collate`",
+        ),
+    ),
+    *_rows(
         "Errors",
         ('td["z"]', "raises KeyError", "raises KeyPathError", "a `KeyError` that lists the keys"),
         (

@@ -9,6 +9,7 @@ Invariant: nothing in this folder knows of Dynamo, of trackers or of the rest of
 from __future__ import annotations
 
 from tdcompile.tensordict.base import TensorDictBase
+from tdcompile.tensordict.collate import collate
 from tdcompile.tensordict.collection import (
     TensorCollection,
     default_is_leaf,
@@ -111,6 +112,7 @@ __all__ = [
     "assert_close",
     "capture_non_tensor_stack",
     "cat",
+    "collate",
     "default_is_leaf",
     "dense_stack_tds",
     "from_any",

@@ -92,3 +92,18 @@ def name_key(td):
 def check_class(td):
     assert type(td).__name__ == "Item"
     return type(td)(a=td.a + 1, batch_size=td.batch_size)
+
+
+def send_back(incoming, outgoing, pipe):
+    while True:
+        td = incoming.get()
+        if td is None:
+            return
+        outgoing.put(td)
+        pipe.send(pipe.recv())
+
+
+def add_in_place(pipe):
+    td = pipe.recv()
+    td["n", "x"].add_(1)
+    pipe.send("done")
