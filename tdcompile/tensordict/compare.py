@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tdcompile.tensordict.collection import TensorCollection
+from tdcompile.tensordict.elements import element_rows, is_uniform
 from tdcompile.tensordict.keys import format_entry, unravel_key_to_tuple
 
 
@@ -63,6 +64,11 @@ def assert_close(
 def _compare(
     actual: Any, expected: Any, path: Any, tolerance: Any, intersection: bool, msg: str
 ) -> None:
+    stack = next((td for td in (actual, expected) if td._is_stack and not _is_uniform(td)), None)
+    if stack is not None and actual.batch_size == expected.batch_size:
+        for one, other in element_rows(stack, (actual, expected)):
+            _compare(one, other, path, tolerance, intersection, msg)
+        return
     ours, theirs = dict(actual.items()), dict(expected.items())
     if ours.keys() != theirs.keys() and not intersection:
         where = f" of {format_entry(path)}" if path else ""
@@ -86,6 +92,10 @@ def _compare(
                 f"key {at} does not match, found a {type(one).__name__} and a "
                 f"{type(other).__name__}{msg}"
             )
+
+
+def _is_uniform(stack: Any) -> bool:
+    return not stack.tensordicts or is_uniform(stack.tensordicts)
 
 
 def _compare_tensors(one: Tensor, other: Tensor, path: Any, tolerance: Any, msg: str) -> None:
