@@ -54,6 +54,8 @@ from tdcompile.tensordict.nontensor import (
     is_non_tensor,
 )
 from tdcompile.tensordict.nontensor_stack import NonTensorStack
+from tdcompile.tensordict.legacy import lazy_legacy, set_lazy_legacy
+from tdcompile.tensordict.nontensor import NonTensorData, is_non_tensor
 from tdcompile.tensordict.padding import pad
 from tdcompile.tensordict.params import TensorDictParams
 from tdcompile.tensordict.pytree import register_pytree
@@ -137,6 +139,7 @@ __all__ = [
     "is_non_tensor",
     "is_tensor_collection",
     "is_tensorclass",
+    "lazy_legacy",
     "lazy_stack",
     "list_to_stack",
     "load",
@@ -153,6 +156,7 @@ __all__ = [
     "save",
     "set_capture_non_tensor_stack",
     "set_list_to_stack",
+    "set_lazy_legacy",
     "stack",
     "tensorclass",
     "to_safetensors",

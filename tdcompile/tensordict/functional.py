@@ -27,6 +27,7 @@ from tdcompile.tensordict.leafwise import LEAFWISE_BY_TORCH_FUNCTION, LeafwiseOp
 from tdcompile.tensordict.nontensor import LeafKind, NonTensorEntry
 from tdcompile.tensordict.nontensor_stack import choose, join
 from tdcompile.tensordict.unbatched import UnbatchedTensor
+from tdcompile.tensordict.legacy import lazy_legacy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -147,6 +148,8 @@ def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
         torch.Size([3, 2, 4])
     """
     tds = _checked(input, "stack")
+    if lazy_legacy():
+        return tds[0].lazy_stack(tds, dim, out=out)
     first = tds[0]
     batch_dims = len(first._batch_size)
     for position, td in enumerate(tds):

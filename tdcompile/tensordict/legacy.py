@@ -21,7 +21,7 @@ _values: dict[str, bool] = {}
 _NAME = "lazy_legacy"
 
 
-class set_lazy_legacy:  # noqa: N801  # used as a function, as in the tensordict package
+class set_lazy_legacy:  # used as a function, as in the tensordict package
     """Let ``torch.stack`` give lazy stacks, in a block, in a function, or from now on.
 
     Args:
@@ -54,6 +54,7 @@ class set_lazy_legacy:  # noqa: N801  # used as a function, as in the tensordict
             _values[_NAME] = before
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with the mode set during each call."""
         mode = self._mode
 
         @functools.wraps(function)
