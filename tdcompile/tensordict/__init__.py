@@ -47,6 +47,7 @@ from tdcompile.tensordict.keys import (
     unravel_key_to_tuple,
 )
 from tdcompile.tensordict.lazy import LazyStackedTensorDict, lazy_stack
+from tdcompile.tensordict.legacy import lazy_legacy, set_lazy_legacy
 from tdcompile.tensordict.nontensor import (
     MetaData,
     NonTensorData,
@@ -54,8 +55,6 @@ from tdcompile.tensordict.nontensor import (
     is_non_tensor,
 )
 from tdcompile.tensordict.nontensor_stack import NonTensorStack
-from tdcompile.tensordict.legacy import lazy_legacy, set_lazy_legacy
-from tdcompile.tensordict.nontensor import NonTensorData, is_non_tensor
 from tdcompile.tensordict.padding import pad
 from tdcompile.tensordict.params import TensorDictParams
 from tdcompile.tensordict.pytree import register_pytree
@@ -155,8 +154,8 @@ __all__ = [
     "register_pytree",
     "save",
     "set_capture_non_tensor_stack",
-    "set_list_to_stack",
     "set_lazy_legacy",
+    "set_list_to_stack",
     "stack",
     "tensorclass",
     "to_safetensors",

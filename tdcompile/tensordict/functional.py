@@ -24,10 +24,10 @@ from tdcompile.tensordict.combine import combine
 from tdcompile.tensordict.elements import check_elements, each_element, stack_rows
 from tdcompile.tensordict.keys import format_entry
 from tdcompile.tensordict.leafwise import LEAFWISE_BY_TORCH_FUNCTION, LeafwiseOp
+from tdcompile.tensordict.legacy import lazy_legacy
 from tdcompile.tensordict.nontensor import LeafKind, NonTensorEntry
 from tdcompile.tensordict.nontensor_stack import choose, join
 from tdcompile.tensordict.unbatched import UnbatchedTensor
-from tdcompile.tensordict.legacy import lazy_legacy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
