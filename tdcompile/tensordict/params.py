@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import weakref
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, NoReturn, Self
 
 import torch
@@ -384,24 +384,20 @@ class TensorDictParams(TensorDictBase, nn.Module):
 class _Members(dict[str, Any]):
     """Parameters or buffers by dotted name, as ``nn.Module`` looks at them; writes go through."""
 
-    __slots__ = ("_of_buffers", "_td", "_where")
+    __slots__ = ("_of_buffers", "_td")
 
     def __init__(self, td: Any, of_parameters: bool) -> None:
         super().__init__()
         self._td = td
         self._of_buffers = not of_parameters
-        self._where: dict[str, tuple[Any, str]] = {}
-        for path, node, name, value in _tensors(td, ""):
-            if isinstance(value, nn.Parameter) is of_parameters:
-                super().__setitem__(path, value)
-                self._where[path] = (node, name)
+        _collect_tensors(td, "", of_parameters, self)
 
     def __setitem__(self, name: str, value: Any) -> None:
         if value is None:
             if name in self:
                 del self[name]
             return
-        node, key = self._where.get(name, (self._td, name))
+        node, key = self._find(name)
         old = node._entries.get(key)
         # nn.Buffer detaches, which must not happen to what is swapped in for a call.
         if (
@@ -413,11 +409,15 @@ class _Members(dict[str, Any]):
             value = nn.Buffer(value)
         # Whoever writes here swaps a tensor of a module: the lock is for the keys of a tensordict.
         node._entries[key] = value
-        super().__setitem__(name, value)
+        dict.__setitem__(self, name, value)
+
+    def _find(self, name: str) -> tuple[Any, str]:
+        """Return the tensordict that holds the tensor of that name, or is to, and the key."""
+        return _find_tensor(self._td, name) or (self._td, name)
 
     def __delitem__(self, name: str) -> None:
-        node, key = self._where[name]
         super().__delitem__(name)
+        node, key = self._find(name)
         del node._entries[key]
 
     def pop(self, name: str, *default: Any) -> Any:
@@ -433,13 +433,26 @@ class _Members(dict[str, Any]):
     clear = MutableMapping.clear
 
 
-def _tensors(td: Any, prefix: str) -> Iterator[tuple[str, Any, str, Tensor]]:
-    """Yield dotted name, holder, key and value of each tensor, depth first in key order."""
+def _collect_tensors(td: Any, prefix: str, of_parameters: bool, out: dict[str, Any]) -> None:
+    """Write parameters, or the other tensors, by dotted name to `out`, depth first in key order."""
     for name, value in td._entries.items():
         if isinstance(value, Tensor):
-            yield prefix + name, td, name, value
+            if isinstance(value, nn.Parameter) is of_parameters:
+                dict.__setitem__(out, prefix + name, value)
         elif isinstance(value, TensorCollection):
-            yield from _tensors(value, f"{prefix}{name}.")
+            _collect_tensors(value, f"{prefix}{name}.", of_parameters, out)
+
+
+def _find_tensor(td: Any, name: str) -> tuple[Any, str] | None:
+    """Return holder and key of the tensor at a dotted name; a key may have dots itself."""
+    if isinstance(td._entries.get(name), Tensor):
+        return td, name
+    for key, value in td._entries.items():
+        if isinstance(value, TensorCollection) and name.startswith(f"{key}."):
+            found = _find_tensor(value, name[len(key) + 1 :])
+            if found is not None:
+                return found
+    return None
 
 
 def _no_members(members: Any) -> Any:
