@@ -347,7 +347,10 @@ def _plan_leaf(
 
 def _is_followed(value: Tensor) -> bool:
     """Tell whether autograd, or a transform such as ``vmap``, follows a tensor."""
-    return value.requires_grad or torch.func.debug_unwrap(value) is not value
+    if value.requires_grad:
+        return True
+    # Dynamo does not trace the question.
+    return not torch.compiler.is_compiling() and torch.func.debug_unwrap(value) is not value
 
 
 def _find_leaf(module: Any, name: str, path: tuple[str, ...]) -> tuple[dict[str, Any], Any]:
