@@ -324,7 +324,7 @@ def _plan_leaf(
         if not (isinstance(old, nn.Parameter) if is_td else registry is module._parameters):
             value = nn.Buffer(value) if is_parameter else value
         # What autograd or vmap follows would be lost in a parameter of its own.
-        elif (value.requires_grad != trains) if is_parameter else not _is_followed(value):
+        elif (value.requires_grad != trains) if is_parameter else not is_followed(value):
             value = nn.Parameter(value, requires_grad=trains)
         wanted = registry
     elif is_td:
@@ -345,12 +345,9 @@ def _plan_leaf(
     writes.append((wanted, name, value, old))
 
 
-def _is_followed(value: Tensor) -> bool:
+def is_followed(value: Tensor) -> bool:
     """Tell whether autograd, or a transform such as ``vmap``, follows a tensor."""
-    if value.requires_grad:
-        return True
-    # Dynamo does not trace the question.
-    return not torch.compiler.is_compiling() and torch.func.debug_unwrap(value) is not value
+    return value.requires_grad or torch.func.debug_unwrap(value) is not value
 
 
 def _find_leaf(module: Any, name: str, path: tuple[str, ...]) -> tuple[dict[str, Any], Any]:

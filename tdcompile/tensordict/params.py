@@ -83,7 +83,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
             parameters = parameters._param_td.copy()
         elif not isinstance(parameters, TensorCollection):
             parameters = TensorDict(parameters)
-        nn.Module.__init__(self)
+        super().__init__()
         keep = object.__setattr__
         keep(self, "_param_td", parameters)
         keep(self, "no_convert", no_convert)

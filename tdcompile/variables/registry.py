@@ -15,7 +15,7 @@ from tdcompile._compat import dynamo as seam
 from tdcompile._compat.exceptions import FrameConverter, Translator
 from tdcompile._compat.guards import mark_frame, note_input
 from tdcompile.patching import Patch, PatchSet, TablePatch
-from tdcompile.tensordict import kinds
+from tdcompile.tensordict import kinds, modules
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.fields import FieldsMeta
@@ -33,6 +33,7 @@ from tdcompile.tensordict.tensorclass import TensorClassMeta
 from tdcompile.tensordict.unbatched import UnbatchedTensor
 from tdcompile.variables import aliases, contexts, errors, frames, leafwise, methods, replay
 from tdcompile.variables.breaks import skip_frame
+from tdcompile.variables.followed import build_is_followed
 from tdcompile.variables.layout import FIELDS, SERVED, Layout
 from tdcompile.variables.nontensor import NonTensorVariable
 from tdcompile.variables.tensordict import TensorDictClassVariable, TensorDictVariable
@@ -295,6 +296,13 @@ def patches() -> tuple[PatchSet, ...]:
                         reason="an annotation names a tensorclass, which makes rows, too",
                     )
                     for metaclass in (FieldsMeta, TensorClassMeta)
+                ),
+                TablePatch(
+                    table=seam.id_table(),
+                    key=id(modules.is_followed),
+                    name="id table",
+                    replacement=build_is_followed,
+                    reason="to_module asks whether vmap follows a tensor, which is not traced",
                 ),
                 Patch(
                     target=seam.BuiltinVariable,
