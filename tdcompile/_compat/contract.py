@@ -210,6 +210,7 @@ CONTRACT: list[PrivateName] = [
     *_names(
         "torch._dynamo.side_effects",
         "class SideEffects",
+        "function SideEffects.track_object_existing(item, variable)",
         needed_by=_DYNAMO,
     ),
     *_names(
@@ -217,6 +218,7 @@ CONTRACT: list[PrivateName] = [
         "class AttrSource",
         "class DictGetItemSource",
         "class GetItemSource",
+        "class NumpyTensorSource",
         "class Source",
         "class TypeSource",
         needed_by=_DYNAMO,

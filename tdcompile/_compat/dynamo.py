@@ -35,6 +35,7 @@ from torch._dynamo.source import (
     AttrSource,
     DictGetItemSource,
     GetItemSource,
+    NumpyTensorSource,
     TypeSource,
 )
 from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -94,6 +95,7 @@ __all__ = [
     "ValueMutationNew",
     "VariableBuilder",
     "VariableTracker",
+    "any_input_mutated",
     "build",
     "builder",
     "call_torch_function",
@@ -104,6 +106,7 @@ __all__ = [
     "create_instruction",
     "current_translator",
     "dict_items",
+    "get_attribute",
     "graph_break",
     "inline_function",
     "install_absence_guard",
@@ -124,7 +127,11 @@ __all__ = [
     "reset",
     "sizes_equal",
     "skip_frame",
+    "stack_root",
+    "temporary_tensor",
+    "track_attributes",
     "track_existing",
+    "tracked",
     "wrap_input",
 ]
 
@@ -226,6 +233,61 @@ def sizes_equal(a: Any, b: Any) -> bool:
 def maybe_mark_dynamic(tensor: torch.Tensor, dim: int) -> None:
     """Ask for a dynamic dimension without insisting (public, but costs Dynamo's import)."""
     torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
+def tracked(tx: Any, value: Any) -> VariableTracker | None:
+    """The tracker of an input object that the frame has met, or None."""
+    return tx.output.side_effects.id_to_variable.get(id(value))  # type: ignore[no-any-return]
+
+
+def track_attributes(tx: Any, value: Any, vt: VariableTracker) -> None:
+    """Let upstream track writes to attributes of an input that has another tracker beside this.
+
+    The tracker is filed under an object of its own, so that `value` still leads to the other one.
+    """
+    tx.output.side_effects.track_object_existing(_Place(value), vt)
+
+
+class _Place:
+    """Stands for an object in a table of objects."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def temporary_tensor(source: Source) -> Source:
+    """The source of a tensor that is made each time that `source` is evaluated.
+
+    Upstream has one for arrays, which become tensors: it compares no identities and keeps no weak
+    reference; of what is a tensor already it makes nothing else.
+    """
+    return NumpyTensorSource(source)  # type: ignore[no-any-return]
+
+
+def get_attribute(tx: Any, vt: VariableTracker, name: str) -> VariableTracker:
+    """``vt.name``, whoever's tracker it is."""
+    return build(tx, getattr).call_function(tx, [vt, constant(name)], {})
+
+
+def any_input_mutated(tx: Any) -> bool:
+    """Whether the graph so far writes to one of its input tensors in place."""
+    for graph in {tx.output.root_tracer.graph, tx.output.graph}:
+        for node in graph.find_nodes(op="placeholder"):
+            example = node.meta.get("example_value")
+            if isinstance(example, torch.Tensor) and example._version > 0:
+                return True
+    return False
+
+
+def stack_root(source: Source, entries: str) -> Source:
+    """The source of the outermost lazy stack that an entry's source goes through."""
+    while (
+        isinstance(source, GetItemSource)
+        and isinstance(source.base, AttrSource)
+        and source.base.member == entries
+    ):
+        source = source.base.base
+    return source
 
 
 # ---- errors

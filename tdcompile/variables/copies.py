@@ -110,7 +110,7 @@ def _is_of_subclass(layout: Layout, vt: seam.VariableTracker) -> bool:
     """Whether it is a tensordict that upstream tracks as any other object."""
     return (
         isinstance(vt, seam.UserDefinedObjectVariable)
-        and not isinstance(vt, TensorDictVariable)
+        and not (isinstance(vt, TensorDictVariable) and vt.is_row)
         and layout.is_unserved(vt.python_type())
     )
 

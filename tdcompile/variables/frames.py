@@ -26,7 +26,7 @@ _CONTAINER_FOLDER = os.path.join(
 
 
 def has_tensor_in_frame(
-    original: Callable[..., bool], served: Iterable[type]
+    original: Callable[..., bool], served: Callable[[], Iterable[type]]
 ) -> Callable[..., bool]:
     """Make the replacement of Dynamo's filter of frames.
 
@@ -41,7 +41,7 @@ def has_tensor_in_frame(
             return seam.is_asked_for(code)
         if original(frame, *args, **kwargs):
             return True
-        classes = tuple(served)
+        classes = tuple(served())
         return any(_holds(value, classes) for value in frame.f_locals.values())
 
     return replacement

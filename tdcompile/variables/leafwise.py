@@ -30,7 +30,7 @@ from tdcompile.variables.tensordict import TensorDictVariable
 if TYPE_CHECKING:
     from tdcompile.variables.storage import StorageVariable
 
-__all__ = ["OPERATORS", "entry_kind", "method", "operator_call", "torch_function"]
+__all__ = ["OPERATORS", "entry_kind", "example", "method", "operator_call", "torch_function"]
 
 #: function of the ``operator`` module (or ``abs``) -> row and whether it writes in place.
 OPERATORS: dict[Any, tuple[LeafwiseOp, bool]] = {}
@@ -198,7 +198,7 @@ def _ndim(tensor: seam.TensorVariable) -> int:
     return tensor.as_proxy().node.meta["example_value"].ndim  # type: ignore[no-any-return]
 
 
-def _example(vt: Any) -> Any:
+def example(vt: Any) -> Any:
     """What stands for an operand while tracing: a fake tensor, a number, or None."""
     if isinstance(vt, seam.TensorVariable):
         return vt.as_proxy().node.meta["example_value"]
@@ -243,14 +243,14 @@ def _is_number_or_tensordict(vt: Any) -> bool:
 
 def _broadcasts_to_batch(tx: Any, td: TensorDictVariable, tensor: seam.TensorVariable) -> bool:
     """Whether a tensor ``(*O,)`` broadcasts to ``(*B,)``. Guards: the length of ``*B``."""
-    shape = _example(tensor).shape
+    shape = example(tensor).shape
     batch_dims = td.batch_dims(tx)
     if len(shape) > batch_dims:
         return False
     leaf = _first_tensor(tx, td)
     if leaf is None:
         return False
-    sizes = _example(leaf).shape[batch_dims - len(shape) : batch_dims]
+    sizes = example(leaf).shape[batch_dims - len(shape) : batch_dims]
     return all(
         _same_sizes((size,), (1,)) or _same_sizes((size,), (b,))
         for size, b in zip(shape, sizes, strict=True)
@@ -304,9 +304,7 @@ def _row(
             if _ndim(other) != _ndim(own):
                 return None
             assert batch_dims is not None
-            if not _same_sizes(
-                _example(own).shape[:batch_dims], _example(other).shape[:batch_dims]
-            ):
+            if not _same_sizes(example(own).shape[:batch_dims], example(other).shape[:batch_dims]):
                 return None
             row.append(other)
         else:
@@ -324,7 +322,7 @@ def _needs_batch_dims(operands: list[_Operand]) -> bool:
 
 
 def _rows(
-    tx: Any, op: LeafwiseOp, operands: list[_Operand]
+    tx: Any, op: LeafwiseOp, operands: list[_Operand], *, inplace: bool
 ) -> tuple[TensorDictVariable, list[Any]] | None:
     """The structure of the first tensordict with, for each leaf, its aligned operands.
 
@@ -333,6 +331,9 @@ def _rows(
         a nested pair like this one for a nested tensordict, None for a non-tensor that is carried.
         None where the plain case does not hold; nothing has been emitted then but views.
     """
+    for operand in operands:
+        if operand.is_tensordict and not operand.vt.accepts_leafwise(tx, inplace=inplace):
+            return None
     td = next(operand.vt for operand in operands if operand.is_tensordict)
     batch_dims = td.batch_dims(tx) if _needs_batch_dims(operands) else None
     keys = td.storage.keys(tx, ordered=False)
@@ -351,7 +352,9 @@ def _rows(
             if row is None:
                 return None
         elif kind == "tensordict":
-            row = _nested_rows(tx, op, key, td, entry.realize(), operands, batch_dims)
+            row = _nested_rows(
+                tx, op, key, td, entry.realize(), operands, batch_dims, inplace=inplace
+            )
             if row is None:
                 return None
         elif kind == "non-tensor" and op.name not in _READS_NON_TENSORS:
@@ -370,6 +373,8 @@ def _nested_rows(
     nested: TensorDictVariable,
     operands: list[_Operand],
     batch_dims: int | None,
+    *,
+    inplace: bool,
 ) -> Any:
     below = []
     for operand in operands:
@@ -384,12 +389,12 @@ def _nested_rows(
             below.append(operand)
         else:
             below.append(_Operand(operand.aligned(tx, nested.batch_dims(tx) - batch_dims)))
-    return _rows(tx, op, below)
+    return _rows(tx, op, below, inplace=inplace)
 
 
 def _combine(tx: Any, op: LeafwiseOp, operands: list[Any], call: Call) -> TensorDictVariable | None:
     plan = _plan(tx, operands)
-    rows = None if plan is None else _rows(tx, op, plan)
+    rows = None if plan is None else _rows(tx, op, plan, inplace=False)
     if plan is None or rows is None:
         return None
     keeps_lock = op.keeps_lock and all(
@@ -432,7 +437,7 @@ def _combine_inplace(
     tx: Any, op: LeafwiseOp, operands: list[Any], kwargs: dict[str, Any]
 ) -> seam.VariableTracker | None:
     plan = _plan(tx, operands)
-    rows = None if plan is None else _rows(tx, op, plan)
+    rows = None if plan is None else _rows(tx, op, plan, inplace=True)
     if rows is None:
         return None
     _check_in_place(tx, op, rows, ())
@@ -448,7 +453,7 @@ def _check_in_place(
         if isinstance(row, tuple):
             _check_in_place(tx, op, row, (*path, key))
         elif row is not None:
-            leaf, *others = [_example(vt) for vt in row]
+            leaf, *others = [example(vt) for vt in row]
             try:
                 check_inplace_leaf(op, leaf, others, (*path, key))
             except RuntimeError as error:

@@ -21,7 +21,7 @@ from tdcompile.variables.tensordict import METHODS, PROPERTIES, TensorDictVariab
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["METHODS", "PROPERTIES"]
+__all__ = ["METHODS", "PROPERTIES", "key_path"]
 
 
 def _leafwise(
@@ -37,7 +37,7 @@ def _getitem(td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str,
     """
     if kwargs or len(args) != 1:
         return None
-    path = _path(args[0])
+    path = key_path(args[0])
     return None if path is None else _entry(td, path)
 
 
@@ -57,7 +57,7 @@ def _entry(td: TensorDictVariable, path: tuple[str, ...]) -> Any:
     return None
 
 
-def _path(vt: Any) -> tuple[str, ...] | None:
+def key_path(vt: Any) -> tuple[str, ...] | None:
     """A constant key path, or None for any other index."""
     vt = vt.realize()
     if not vt.is_python_constant():
@@ -74,7 +74,7 @@ def _get(td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, Any
     """``td.get(key)`` where the entry is there; a missing one is the eager method's business."""
     if kwargs.keys() - {"default"} or not 1 <= len(args) <= 2:
         return None
-    path = _path(args[0])
+    path = key_path(args[0])
     return None if path is None else _entry(td, path)
 
 

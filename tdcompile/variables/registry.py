@@ -19,6 +19,7 @@ from tdcompile.tensordict import kinds, modules
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.fields import FieldsMeta
+from tdcompile.tensordict.lazy import LazyStackedTensorDict
 from tdcompile.tensordict.leafwise import LeafwiseOp
 from tdcompile.tensordict.nontensor import MetaData, NonTensorData, NonTensorEntry
 from tdcompile.tensordict.nontensor_stack import NonTensorStack
@@ -31,7 +32,7 @@ from tdcompile.tensordict.rebuild import (
 from tdcompile.tensordict.reductions import ReductionOp
 from tdcompile.tensordict.tensorclass import TensorClassMeta
 from tdcompile.tensordict.unbatched import UnbatchedTensor
-from tdcompile.variables import aliases, contexts, errors, frames, leafwise, methods, replay
+from tdcompile.variables import aliases, contexts, errors, frames, lazy, leafwise, methods, replay
 from tdcompile.variables.breaks import skip_frame
 from tdcompile.variables.followed import build_is_followed
 from tdcompile.variables.layout import FIELDS, SERVED, Layout
@@ -152,6 +153,11 @@ def _build_instance(
 ) -> seam.VariableTracker:
     if not all(hasattr(value, getattr(layout, name)) for name in ("entries", *FIELDS)):
         skip_frame("tdcompile: tensordict under construction", builder.source.name)
+    if lazy.settle(builder.tx):
+        # It may have turned out to be an element of a stack.
+        known = seam.tracked(builder.tx, value)
+        if known is not None:
+            return seam.wrap_input(builder.tx, value, builder.source)
     seam.install_type_guard(builder.source)
     note_input(builder.tx, builder.source)
     return seam.track_existing(
@@ -279,6 +285,16 @@ def patches() -> tuple[PatchSet, ...]:
                 *_non_tensor_patches(),
                 *(
                     TablePatch(
+                        table=seam.type_table(trace_numpy),
+                        key=LazyStackedTensorDict,
+                        name=f"type table (trace_numpy={trace_numpy})",
+                        replacement=lazy.build,
+                        reason="a lazy stack is tracked as a stack",
+                    )
+                    for trace_numpy in (True, False)
+                ),
+                *(
+                    TablePatch(
                         table=seam.sourceless_table(),
                         key=row,
                         name="sourceless table",
@@ -358,7 +374,9 @@ def patches() -> tuple[PatchSet, ...]:
                 Patch(
                     target=seam.convert_frame,
                     name="has_tensor_in_frame",
-                    wrap=lambda original: frames.has_tensor_in_frame(original, SERVED),
+                    wrap=lambda original: frames.has_tensor_in_frame(
+                        original, lambda: (*SERVED, LazyStackedTensorDict)
+                    ),
                     reason="a frame that holds tensors in tensordicts only is worth a trace, too",
                     upstream="torch/_dynamo/convert_frame.py",
                     test="tests/variables/test_graph_break.py",

@@ -396,6 +396,11 @@ class StorageVariable(HookMixin, seam.VariableTracker):
         self._sync()
         rest = self._rest
         sets = {key: edit.value for key, edit in self.edits.items() if edit.value is not None}
+        if rest is not None and rest.is_ordered and all(key in self.edits for key in rest.value):
+            # Nothing of the rest is left but its order, which is known.
+            order = self.keys(codegen.tx, ordered=True)
+            self._push_map(codegen, {key: sets[key] for key in order})
+            return
         gone = [key for key, edit in self.edits.items() if edit.value is None or edit.moved]
         if rest is None:
             self._push_map(codegen, sets)

@@ -53,6 +53,9 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
     Guards: its exact type when it is an input; everything else when it is read.
     """
 
+    #: Whether the entries are a row in a dictionary of its own.
+    is_row = True
+
     _nonvar_fields = {  # noqa: RUF012 - upstream's convention
         "fields",
         "layout",
@@ -83,17 +86,22 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
         self.input_state: InputState | None = None
         self.entry_state: EntryState | None = None
         if self.source is not None and storage is None:
-            spread_dynamic_marks(value, layout)
-            self.input_state = InputState(self, value, self.source)
-            self.entry_state = EntryState(
-                getattr(value, layout.entries), seam.AttrSource(self.source, layout.entries)
-            )
+            self.input_state, self.entry_state = self._states_of(value, self.source)
             storage = StorageVariable(base=self.entry_state)
             fields = self.input_state.unread_fields()
         self.storage = storage if storage is not None else StorageVariable.of_items({})
         self.storage.notify = self._before_change
         # Our name of a field -> its tracker, or the InputField that it still equals.
         self.fields: dict[str, Any] = fields if fields is not None else {}
+
+    def _states_of(self, value: Any, source: seam.Source) -> tuple[InputState, EntryState]:
+        """What is known of an input at the start of the frame."""
+        layout = self.layout
+        spread_dynamic_marks(value, layout)
+        entries = EntryState(
+            getattr(value, layout.entries), seam.AttrSource(source, layout.entries)
+        )
+        return InputState(self, value, source), entries
 
     @classmethod
     def new(
@@ -135,6 +143,10 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
         if isinstance(found, InputField):
             return found.state.batch_dims()
         return len(found.realize().items)
+
+    def accepts_leafwise(self, tx: Any, *, inplace: bool) -> bool:
+        """Whether the native loop may run over the entries of this tensordict."""
+        return True
 
     def _before_change(self, tx: Any) -> None:
         tx.output.side_effects.mutation(self)
