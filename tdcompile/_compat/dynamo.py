@@ -261,7 +261,7 @@ def temporary_tensor(source: Source) -> Source:
     Upstream has one for arrays, which become tensors: it compares no identities and keeps no weak
     reference; of what is a tensor already it makes nothing else.
     """
-    return NumpyTensorSource(source)  # type: ignore[no-any-return]
+    return NumpyTensorSource(source)
 
 
 def get_attribute(tx: Any, vt: VariableTracker, name: str) -> VariableTracker:
