@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tdcompile
-from tdcompile import LazyStackedTensorDict, TensorDict
+from tdcompile import LazyStackedTensorDict, NonTensorData, TensorDict
 
 
 def element(**further):
@@ -38,6 +38,8 @@ def same(ours, theirs):
             and list(ours.keys()) == list(theirs.keys())
             and all(same(ours.get(key), theirs.get(key)) for key in list(theirs.keys()))
         )
+    if isinstance(theirs, NonTensorData):
+        return ours.data == theirs.data and ours.batch_size == theirs.batch_size
     return ours == theirs
 
 
