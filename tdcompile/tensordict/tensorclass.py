@@ -425,6 +425,7 @@ def tensorclass(cls: Any = None, /, **options: Any) -> Any:
         for name, value in cls.__dict__.items()
         if name not in ("__dict__", "__weakref__")
     }
+    namespace["__qualname__"] = cls.__qualname__
     bases = tuple(base for base in cls.__bases__ if base is not object)
     result = TensorClassMeta(cls.__name__, (*bases, TensorClass), namespace, **options)
     _repoint_class_cells(cls, result)

@@ -53,6 +53,14 @@ class Decorated:
         return 3
 
 
+class Outer:
+    """Holds a class, which pickle finds by its qualified name."""
+
+    @tensorclass
+    class Inner:
+        x: torch.Tensor
+
+
 @dataclasses.dataclass
 class Record:
     a: int
@@ -103,7 +111,11 @@ def test_vmap_maps_over_the_batch():
     assert out.x[0].tolist() == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("make", [point, lambda: Decorated.zeros(3)], ids=["base", "decorator"])
+@pytest.mark.parametrize(
+    "make",
+    [point, lambda: Decorated.zeros(3), lambda: Outer.Inner(torch.zeros(3))],
+    ids=["base", "decorator", "in a class"],
+)
 def test_pickle_keeps_class_values_and_lock(make):
     value = make().lock_()
     loaded = pickle.loads(pickle.dumps(value))
