@@ -30,7 +30,7 @@ from tdcompile.tensordict.nontensor_stack import choose, join
 from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _Path = tuple[str, ...]
 
@@ -442,6 +442,43 @@ def _collect_paths(td: Any, path: _Path, leaves: list[tuple[_Path, Tensor]]) -> 
             _collect_paths(value, (*path, key), leaves)
 
 
+def _autograd_grad(outputs: Any, inputs: Any, grad_outputs: Any = None, **kwargs: Any) -> Any:
+    """Gradients of the leaves of tensordicts (or tensors), in the structure of `inputs`.
+
+    A leaf that `outputs` does not depend on has no entry in the result (with `allow_unused`).
+    """
+    # torch hands on tuples, also of one.
+    outputs, inputs = _only(outputs), _only(inputs)
+    leaves = (_leaves_of(outputs), _leaves_of(inputs), _leaves_of(_only(grad_outputs)))
+    grads = torch.autograd.grad(*leaves, **kwargs)
+    return _with_leaves(inputs, iter(grads)) if isinstance(inputs, TensorCollection) else grads
+
+
+def _only(value: Any) -> Any:
+    return value[0] if isinstance(value, (tuple, list)) and len(value) == 1 else value
+
+
+def _leaves_of(value: Any) -> Any:
+    if not isinstance(value, TensorCollection):
+        return value
+    leaves: list[tuple[_Path, Tensor]] = []
+    _collect_paths(value, (), leaves)
+    return [leaf for _, leaf in leaves]
+
+
+def _with_leaves(td: Any, leaves: Iterator[Any]) -> Any:
+    entries: dict[str, Any] = {}
+    for key, value in td._entries.items():
+        if isinstance(value, Tensor):
+            leaf = next(leaves)
+            if leaf is not None:
+                entries[key] = leaf
+        else:
+            is_td = isinstance(value, TensorCollection)
+            entries[key] = _with_leaves(value, leaves) if is_td else value
+    return td._from_entries(entries, td._batch_size, td._device, td._names)
+
+
 # The table
 
 
@@ -552,5 +589,6 @@ TORCH_FUNCTIONS.update(
         torch.concatenate: _cat_function,
         torch.where: where,
         Tensor.where: lambda input, condition, other: where(condition, input, other),
+        torch.autograd.grad: _autograd_grad,
     }
 )

@@ -278,8 +278,9 @@ class TensorClass(TensorDictMethods, metaclass=TensorClassMeta):
             theirs = value.__tensorclass_schema__.known
             if theirs != self.__tensorclass_schema__.known:
                 raise ValueError(
-                    f"expected the fields of {type(self).__name__} to write into its rows, found "
-                    f"those of {type(value).__name__}: {sorted(theirs)}"
+                    "__setitem__ is only allowed for same-class or compatible class "
+                    f"({type(self).__name__} == {type(value).__name__}) assignment: expected the "
+                    f"fields {list(self.__tensorclass_schema__.names)}, found {sorted(theirs)}"
                 )
         self._set_index(index, value)
 

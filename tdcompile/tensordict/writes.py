@@ -184,8 +184,9 @@ def plan_copy(
         value = value if isinstance(value, TensorCollection) else to_leaf(value, node._batch_size)
         if not isinstance(value, Tensor):
             raise TensorDictShapeError(
-                f"Failed to update {format_key(path)} in tensordict: expected a tensor of shape "
-                f"{list(dest.shape)}, found {type(value).__name__}. Use set() to replace the entry"
+                f"Failed to update {format_key(path)} in tensordict. Cannot update an existing "
+                f"tensor of shape {list(dest.shape)} in place by a {type(value).__name__}: use "
+                "set() to replace the entry"
             )
     if value.shape != dest.shape:
         is_unbatched = type(dest) is UnbatchedTensor

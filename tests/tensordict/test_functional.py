@@ -269,3 +269,19 @@ def test_oracle_negative_cat_dim_is_contradictory_ours_is_not():
         warnings.simplefilter("ignore")
         broken = torch.cat([build(oracle), build(oracle)], -3)
     assert broken["a"].shape[:2] != broken.batch_size
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_autograd_grad_has_the_structure_of_the_inputs(nested):
+    x = torch.ones(3, requires_grad=True)
+    unused = torch.ones(3, requires_grad=True)
+    td = TensorDict({"x": x, "s": "text"}, batch_size=[3])
+    if nested:
+        td["n"] = {"y": torch.full((3,), 2.0, requires_grad=True)}
+    out = td * 3
+    grads = torch.autograd.grad(out, td, torch.ones_like(out))
+    assert type(grads) is TensorDict
+    assert all((leaf == 3).all() for leaf in grads.values(True, True))
+    assert list(grads.keys(True)) == list(td.keys(True))
+    td["unused"] = unused
+    assert "unused" not in torch.autograd.grad((x * 2).sum(), td, allow_unused=True)

@@ -330,7 +330,7 @@ REFUSED = {
     "flatten": (lambda p: p.flatten_keys(".", inplace=True), UnknownFieldError, "'below.x'"),
     "batch size": (lambda p: setattr(p, "x", torch.ones(2)), TensorDictShapeError, "must be 3"),
     "index": (lambda p: p.__setitem__("x", torch.ones(3)), ValueError, "found the key 'x'"),
-    "rows": (lambda p: p.__setitem__(0, Decorated(1)), ValueError, "those of Decorated"),
+    "rows": (lambda p: p.__setitem__(0, Decorated(1)), ValueError, "compatible class"),
     "delete": (lambda p: delattr(p, "nope"), AttributeError, "nope"),
 }
 
