@@ -234,6 +234,11 @@ CONTRACT: list[PrivateName] = [
         needed_by=_DYNAMO,
     ),
     *_names(
+        "torch._dynamo.variables.torch_function",
+        "function _flatten_vts",
+        needed_by=_DYNAMO,
+    ),
+    *_names(
         "torch._dynamo.symbolic_convert",
         "class InstructionTranslator",
         "function InstructionTranslatorBase.setup_or_before_with",

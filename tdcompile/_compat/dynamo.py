@@ -40,6 +40,7 @@ from torch._dynamo.source import (
 )
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import builder
+from torch._dynamo.variables import torch_function as torch_functions
 from torch._dynamo.variables.base import (
     ValueMutationNew,
     VariableTracker,
@@ -129,6 +130,7 @@ __all__ = [
     "skip_frame",
     "stack_root",
     "temporary_tensor",
+    "torch_functions",
     "track_attributes",
     "track_existing",
     "tracked",

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -184,12 +186,43 @@ def _model(
         "__annotations__": annotations,
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
-        **defaults,
+        **{name: _default(cls, value) for name, value in defaults.items()},
     }
     if hasattr(cls, "__post_init__"):
         namespace["__post_init__"] = cls.__post_init__
     model = type(cls.__name__, tuple(bases), namespace)
     return dataclasses.dataclass(kw_only=kw_only, repr=False, eq=False)(model)
+
+
+# Tensors that are defaults of fields, by a number that their factories know.
+_tensor_defaults: dict[int, Any] = {}
+_numbers = itertools.count()
+
+
+def _default(cls: Any, value: Any) -> Any:
+    """Return a default for the model; a tensor is looked up where a trace can follow.
+
+    A trace knows a tensor by the path to it, and there is none to an argument's default.
+    """
+    field = value if isinstance(value, dataclasses.Field) else dataclasses.field(default=value)
+    if not isinstance(field.default, (Tensor, TensorCollection)):
+        return value
+    number = next(_numbers)
+    _tensor_defaults[number] = field.default
+    weakref.finalize(cls, _tensor_defaults.pop, number, None)
+    return dataclasses.field(
+        default_factory=lambda: _tensor_default(number),
+        init=field.init,
+        repr=field.repr,
+        hash=field.hash,
+        compare=field.compare,
+        metadata=field.metadata,
+        kw_only=field.kw_only,
+    )
+
+
+def _tensor_default(number: int) -> Any:
+    return _tensor_defaults[number]
 
 
 def _refuse_taken_names(cls: Any, root: Any, names: list[str], bases: list[Any]) -> None:

@@ -37,6 +37,7 @@ from tdcompile.variables.breaks import skip_frame
 from tdcompile.variables.followed import build_is_followed
 from tdcompile.variables.layout import FIELDS, SERVED, Layout
 from tdcompile.variables.nontensor import NonTensorVariable
+from tdcompile.variables.sequences import flatten_arguments
 from tdcompile.variables.tensordict import TensorDictClassVariable, TensorDictVariable
 
 if TYPE_CHECKING:
@@ -337,6 +338,15 @@ def patches() -> tuple[PatchSet, ...]:
                     upstream="torch/_dynamo/variables/builtin.py: asks for attribute mutation",
                     test="tests/variables/test_kinds.py",
                     remove_when="upstream asks the tracker of the object",
+                ),
+                Patch(
+                    target=seam.torch_functions,
+                    name="_flatten_vts",
+                    wrap=flatten_arguments,
+                    reason="a tuple of tensordicts is an argument of torch.stack as a list is",
+                    upstream="torch/_dynamo/variables/torch_function.py: looks into lists only",
+                    test="tests/variables/test_sequences.py",
+                    remove_when="Dynamo looks for __torch_function__ in tuples, too",
                 ),
                 Patch(
                     target=seam.SideEffects,
