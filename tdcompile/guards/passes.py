@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PASSES", "NarrowingPass"]
 
-# A switch is there to be changed: its module is no constant.
-_OWN_MODULE = re.compile(r"__import_tdcompile(?!_dot_tensordict_dot_legacy$)(_dot_|$)")
+# Switches are there to be changed: their modules are no constants.
+_OWN_MODULE = re.compile(r"__import_tdcompile(?!_dot_tensordict_dot_(legacy|switches)$)(_dot_|$)")
 _BUILTINS = "__builtins_dict__"
 # An expression that begins at torch's own registry, by either of the paths that Dynamo takes to it,
 # or at its keys. A dictionary of the program that has the same name is somebody else's.

@@ -161,6 +161,7 @@ ADAPTERS: dict[str, Any] = {
     "_is_leaf_nontensor": _public("is_leaf_nontensor"),
     "_default_is_leaf": _public("default_is_leaf"),
     "_unravel_key_to_tuple": _public("unravel_key_to_tuple"),
+    "_is_tensor_collection": _public("is_tensor_collection"),
     "_has_h5": lambda: False,
     "_has_h5py": lambda: False,
     "_has_redis": lambda: False,
@@ -172,9 +173,46 @@ def _has_names(td: Any) -> bool:
     return any(name is not None for name in td.names)
 
 
-# Methods without a public counterpart that the shared fixtures call.
-METHODS: dict[str, Any] = {"_has_names": _has_names}
+def _has_non_tensor(td: Any) -> bool:
+    import tdcompile
 
+    return any(map(tdcompile.is_non_tensor, td.values(True, True, is_leaf=_any_entry)))
+
+
+def _any_entry(kind: type) -> bool:
+    import tdcompile
+
+    return not issubclass(kind, tdcompile.TensorDictBase)
+
+
+def _values_list(td: Any, *args: Any, **kwargs: Any) -> list[Any]:
+    return list(td.values(*args, **kwargs))
+
+
+def _fast_apply(
+    td: Any,
+    function: Any,
+    *others: Any,
+    named: bool = False,
+    nested_keys: bool = False,
+    checked: bool = False,
+    num_threads: int = 0,
+    **kwargs: Any,
+) -> Any:
+    if named:
+        return td.named_apply(function, *others, nested_keys=nested_keys, **kwargs)
+    return td.apply(function, *others, **kwargs)
+
+
+# Methods without a public counterpart that the shared fixtures and checks call.
+METHODS: dict[str, Any] = {
+    "_has_names": _has_names,
+    "_has_non_tensor": property(_has_non_tensor),
+    "_check_batch_size": _check_recursive_properties,
+    "_check_device": _check_recursive_properties,
+    "_values_list": _values_list,
+    "_fast_apply": _fast_apply,
+}
 
 # Tensordicts that stand for the one inside a tensorclass, by the id of the tensorclass: as long as
 # a test holds one, it gets the same object.
@@ -281,9 +319,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if module.__name__ == "tensordict":
             import tdcompile
 
+            methods = tdcompile.tensordict.base.TensorDictMethods  # tensorclasses have them, too
             for name, method in METHODS.items():
-                if not hasattr(tdcompile.TensorDictBase, name):
-                    setattr(tdcompile.TensorDictBase, name, method)
+                if not hasattr(methods, name):
+                    setattr(methods, name, method)
             for name, attribute in TENSORCLASS_ATTRIBUTES.items():
                 setattr(tdcompile.tensordict.TensorClass, name, attribute)
 

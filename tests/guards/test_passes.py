@@ -45,6 +45,7 @@ OWN_ROOT = "__import_tdcompile_dot_tensordict_dot_mapping"
         (OWN_ROOT, True),
         ("__import_tdcompile", True),
         ("__import_tdcompile_extras_dot_module", False),
+        ("__import_tdcompile_dot_tensordict_dot_switches", False),
         ("__import_torch_dot_nn", False),
         ("__import_my_dot_tdcompile_dot_tools", False),
         ("__builtins_dict___0", False),
