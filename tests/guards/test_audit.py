@@ -38,8 +38,8 @@ def test_audit_library_function_replaced_raises(audited, monkeypatch):
     audited(_input())
     from tdcompile.tensordict import mapping
 
-    original = mapping._names_an_entry
-    monkeypatch.setattr(mapping, "_names_an_entry", lambda index: original(index))
+    original = mapping.names_an_entry
+    monkeypatch.setattr(mapping, "names_an_entry", lambda index: original(index))
     # The key is no string: the method asks the function that was replaced.
     torch._dynamo.reset()
 
@@ -51,7 +51,7 @@ def test_audit_library_function_replaced_raises(audited, monkeypatch):
         program, backend="tdcompile", options={"tdcompile.audit": True}, fullgraph=True
     )
     compiled(_input())
-    monkeypatch.setattr(mapping, "_names_an_entry", original)
+    monkeypatch.setattr(mapping, "names_an_entry", original)
     with pytest.raises(GuardAuditError, match=r"(?s)would have fired: .*library_globals"):
         compiled(_input())
     # The finding was told; the frame is as it was before it.
@@ -71,7 +71,7 @@ def test_audit_off_library_function_replaced_is_right(monkeypatch):
     with tdcompile.install(strict=True):
         compiled = torch.compile(program, backend="eager", fullgraph=True)
         compiled(_input())
-        original = mapping._names_an_entry
+        original = mapping.names_an_entry
         # Another function of the same behaviour: what the assumption allows.
-        monkeypatch.setattr(mapping, "_names_an_entry", lambda index: original(index))
+        monkeypatch.setattr(mapping, "names_an_entry", lambda index: original(index))
         assert torch.equal(compiled(_input()), torch.full((3,), 2.0))
