@@ -7,6 +7,7 @@ code itself asks for.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,15 @@ def lazy_stacks(td_class: Any) -> Iterable[Arguments]:
     """Yield lazy stacks of four lengths."""
     for length in (2, 3, 4, 5):
         yield td_class.lazy_stack([build(td_class) for _ in range(length)]), None
+
+
+def further_tensorclasses(td_class: Any) -> Iterable[Arguments]:
+    """Yield four tensordicts; before each but the first a tensorclass is defined."""
+    package = importlib.import_module(td_class.__module__.split(".")[0])
+    for index in range(4):
+        if index:
+            package.tensorclass(type(f"Further{index}", (), {"__annotations__": {"x": Any}}))
+        yield build(td_class), None
 
 
 def strings(td_class: Any) -> Iterable[Arguments]:
@@ -223,6 +233,10 @@ GROUPS = (
         "lazy stack length, 4 inputs",
         rows(lazy_stacks, 1, 'return td["x"] * 2', "return td + 1")
         + rows(lazy_stacks, 1, 'return td["x"] * 2', "return td + 1", dynamic=True),
+    ),
+    Group(
+        "a tensorclass defined meanwhile, 4 inputs",
+        rows(further_tensorclasses, 1, "return torch.utils._pytree.tree_flatten(td)[0]"),
     ),
     Group("a string, 4 inputs", rows(strings, 1, "return td + 1")),
     Group(
