@@ -186,7 +186,9 @@ def test_exception_that_cannot_be_pickled_comes_as_text():
 
 
 @pytest.mark.parametrize(
-    ("function", "code"), [(functions.end_process, 3), (functions.interrupt, 1)], ids=str
+    ("function", "code"),
+    [(functions.end_process, 3), (functions.interrupt, 1)],
+    ids=["exit", "interrupt"],
 )
 def test_worker_that_ends_is_an_error(function, code):
     with pytest.raises(WorkerError, match=rf"chunk \d+, found that it had ended .* code {code}"):
