@@ -37,12 +37,14 @@ from tdcompile.tensordict import (
     unravel_key_to_tuple,
 )
 from tdcompile.tensordict.grouping import isin, remove_duplicates
+from tdcompile.tensordict.nontensor_stack import LinkedList
 
 __all__ = [
     "KEY_SEPARATOR",
     "Buffer",
     "DeviceType",
     "IndexType",
+    "LinkedList",
     "NestedKey",
     "assert_allclose_td",
     "assert_close",

@@ -14,6 +14,7 @@ and writes leaf after leaf, so that an operand may share storage with an output.
 from __future__ import annotations
 
 import inspect
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,7 +39,7 @@ from tdcompile.tensordict.leafwise import (
     LeafwiseOp,
     broadcast_batch_size,
 )
-from tdcompile.tensordict.nontensor import NonTensorEntry, compare_values
+from tdcompile.tensordict.nontensor import NonTensorDataBase, NonTensorEntry, compare_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -326,7 +327,26 @@ def _compare_non_tensor(equal: bool) -> Callable[[Any, tuple[Any, ...], torch.Si
     return compare
 
 
-_NON_TENSOR_COMPARISONS = {"eq": _compare_non_tensor(True), "ne": _compare_non_tensor(False)}
+def _combine_booleans(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """A bitwise operation on non-tensor entries: done to booleans, others are carried."""
+
+    def call(value: Any, others: tuple[Any, ...], batch_size: torch.Size) -> Any:
+        data = [o.data if isinstance(o, NonTensorDataBase) else o for o in others]
+        if len(data) == 2 and all(isinstance(item, bool) for item in data):
+            return torch.full(batch_size, function(*data))
+        same_batch = value._batch_size == batch_size
+        return value._carried() if same_batch else value._with_batch_size(batch_size)
+
+    return call
+
+
+_NON_TENSOR_COMPARISONS: dict[str, Callable[..., Any]] = {
+    "eq": _compare_non_tensor(True),
+    "ne": _compare_non_tensor(False),
+    "bitwise_and": _combine_booleans(operator.and_),
+    "bitwise_or": _combine_booleans(operator.or_),
+    "bitwise_xor": _combine_booleans(operator.xor),
+}
 
 
 def call_leafwise(op: LeafwiseOp, operands: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

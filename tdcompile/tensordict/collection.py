@@ -33,10 +33,12 @@ class TensorCollection:
 
 
 def is_tensor_collection(datatype: Any) -> bool:
-    """Tell whether `datatype` is a tensordict of any kind (an instance or a class)."""
-    if isinstance(datatype, type):
-        return issubclass(datatype, TensorCollection)
-    return isinstance(datatype, TensorCollection)
+    """Tell whether `datatype` (an instance or a class) is something to walk into.
+
+    That is a tensordict of any kind, or a non-tensor entry: it has no keys.
+    """
+    cls = datatype if isinstance(datatype, type) else type(datatype)
+    return issubclass(cls, (TensorCollection, NonTensorEntry))
 
 
 def default_is_leaf(cls: type) -> bool:

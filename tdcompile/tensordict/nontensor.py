@@ -213,12 +213,28 @@ class NonTensorEntry(LeafKind):
         return self
 
     def __setitem__(self, index: Any, value: Any) -> None:
+        own = self._positions_tensor()
+        if own[as_index(index)].numel() >= own.numel():
+            self._assign(value.data if isinstance(value, NonTensorEntry) else value)
+            return
         raise ValueError(
             f"expected one value for all elements of {type(self).__name__}; found another value at "
             "the index: call maybe_to_stack(), which gives a NonTensorStack, and write to that"
         )
 
     # -- shapes --------------------------------------------------------------------------------
+
+    def keys(self, *args: Any, **kwargs: Any) -> Any:
+        """Return no keys: to who walks through tensordicts, there is nothing below a value."""
+        return {}.keys()
+
+    def values(self, *args: Any, **kwargs: Any) -> Any:
+        """Return no values; see :meth:`keys`."""
+        return {}.values()
+
+    def items(self, *args: Any, **kwargs: Any) -> Any:
+        """Return no items; see :meth:`keys`."""
+        return {}.items()
 
     def __len__(self) -> int:
         return self._batch_size[0] if self._batch_size else 0
@@ -292,7 +308,9 @@ class NonTensorDataBase(NonTensorEntry):
 
     _expected: ClassVar[Any] = None
 
-    def __init__(self, data: Any, batch_size: Any = None, device: Any = None) -> None:
+    def __init__(
+        self, data: Any, batch_size: Any = None, device: Any = None, names: Any = None
+    ) -> None:
         if isinstance(data, NonTensorEntry):
             data = data.data
         if self._expected is not None and not isinstance(data, self._expected):
@@ -327,6 +345,10 @@ class NonTensorDataBase(NonTensorEntry):
         for size in reversed(self._batch_size):
             result = [result] * size
         return result
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the value."""
+        return self.data(*args, **kwargs)
 
     def maybe_to_stack(self) -> Any:
         """Return a :class:`NonTensorStack` with the value at each element; itself without any."""
@@ -429,6 +451,7 @@ class NonTensorData(NonTensorDataBase):
         data: any object; kept as it is, never copied.
         batch_size: leading dimensions ``(*B,)``.
         device: kept for information only.
+        names: accepted; dimensions have the names that the tensordict gives them.
 
     Raises:
         TypeError: if a class such as ``NonTensorData[int]`` gets data of another type.

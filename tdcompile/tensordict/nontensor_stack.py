@@ -124,6 +124,16 @@ class NonTensorStack(NonTensorEntry):
         return cls._of(bare, torch.Size(size), device)
 
     @classmethod
+    def from_nested(cls, values: Any, size: torch.Size, device: Any = None) -> Self | None:
+        """Return a stack of values in nested lists of `size`; ``None`` if they have another one."""
+        items = [values]
+        for length in size:
+            if not all(isinstance(item, list) and len(item) == length for item in items):
+                return None
+            items = [part for item in items for part in item]
+        return cls._of(items, size, device)
+
+    @classmethod
     def from_nontensordata(cls, non_tensor: NonTensorDataBase) -> Self:
         """Return a stack with the value at each element."""
         size = non_tensor._batch_size
@@ -581,12 +591,29 @@ def _join_function(op: Callable[..., Tensor]) -> Callable[..., Any]:
     return call
 
 
+def _where(
+    self: Any, condition: Tensor, other: Any, *, out: Any = None, pad: Any = None
+) -> NonTensorEntry:
+    """Return our values where `condition` is true, those of `other` elsewhere; or `out` with them.
+
+    ``pad`` is accepted as in ``TensorDict.where``.
+    """
+    size = torch.broadcast_shapes(self._batch_size, condition.shape)  # type: ignore[no-untyped-call]
+    result: NonTensorEntry = choose(condition, self, other, size)
+    return result if out is None else out.update_(result)
+
+
 def _positions_method(name: str) -> Callable[..., Any]:
     operation = getattr(Tensor, name)
     kind = "spreads" if name == "unsqueeze" else _KINDS.get(name, "moves")
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         own = self._positions_tensor()
+        # A dimension that is left out is given as None, too.
+        kwargs = {key: value for key, value in kwargs.items() if value is not None}
+        defaults = iter((0, -1))
+        if name == "flatten":
+            args = tuple([next(defaults) if a is None else a for a in args])
         arguments = [as_index(a) if isinstance(a, (Tensor, tuple)) else a for a in args]
         return self._taken_from(own, operation(own, *arguments, **kwargs), kind)
 
@@ -609,6 +636,7 @@ TORCH_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.concatenate: _join_function(torch.cat),
 }
 
+setattr(NonTensorEntry, "where", _where)  # noqa: B010
 for _name in _POSITION_METHODS:
     setattr(NonTensorEntry, _name, _positions_method(_name))
     if hasattr(torch, _name):

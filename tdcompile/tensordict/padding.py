@@ -20,6 +20,7 @@ from tdcompile.tensordict.functional import cat
 from tdcompile.tensordict.messages import locked_error
 from tdcompile.tensordict.nontensor import NonTensorData
 from tdcompile.tensordict.state import TensorDictState
+from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,6 +151,8 @@ def _new_size(size: torch.Size, pairs: _Pairs) -> torch.Size:
 
 
 def _padded_entry(entry: Any, pairs: _Pairs, value: float) -> Any:
+    if isinstance(entry, UnbatchedTensor):
+        return entry._with_batch_size(_new_size(entry._batch_size, pairs))
     if isinstance(entry, Tensor):
         return pad_leaf(entry, pairs, value)
     if isinstance(entry, TensorCollection):

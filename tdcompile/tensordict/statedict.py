@@ -22,8 +22,10 @@ from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.conversion import bare
 from tdcompile.tensordict.keys import KEY_SEPARATOR, format_entry
 from tdcompile.tensordict.messages import locked_error, require_fields
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor import LeafKind, MetaData, NonTensorData
+from tdcompile.tensordict.nontensor_stack import NonTensorStack
 from tdcompile.tensordict.state import TensorDictState
+from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections import OrderedDict
@@ -210,7 +212,14 @@ class _Level:
         saved = self.about.get("_non_tensor")
         if not isinstance(saved, Mapping) or "data" not in saved:
             return None
-        return NonTensorData(saved["data"], self.about.get("batch_size"))
+        data, size = saved["data"], self.about.get("batch_size")
+        if self.about.get("_type") == "NonTensorStack":
+            stack = NonTensorStack.from_nested(data, torch.Size(size))  # type: ignore[arg-type]
+            if stack is not None:
+                return stack
+        if self.about.get("_type") == "MetaData":
+            return MetaData(data, size)
+        return NonTensorData(data, size)
 
     def take_fields(self) -> None:
         """Add the non-tensor fields that a tensorclass of the reference keeps in its metadata."""
@@ -319,6 +328,8 @@ class _Plan:
                     )
                 self._copies.append((old, value))
             else:
+                if type(old) is UnbatchedTensor and isinstance(value, Tensor):
+                    value = UnbatchedTensor(value, size)
                 stored[name] = self._leaf(td, value, size, below)
         if td._is_locked and any(isinstance(value, Tensor) or name not in td._entries
                                  for name, value in stored.items()):  # fmt: skip
@@ -327,9 +338,11 @@ class _Plan:
 
     def _leaf(self, td: Any, value: Any, size: torch.Size, path: _Path) -> Any:
         entry = td._from_entries({}, torch.Size(()), td.device)._to_entry(value, path)
-        if isinstance(entry, Tensor) and entry.shape[: len(size)] != size:
+        if isinstance(entry, LeafKind) or not isinstance(entry, Tensor):
+            return entry._with_batch_size(size)
+        if entry.shape[: len(size)] != size:
             raise _misfit(entry, size, path)
-        return entry if isinstance(entry, Tensor) else entry._with_batch_size(size)
+        return entry
 
     def carry_out(self) -> None:
         """Write: copies first, then entries, then batch sizes from the inside out."""
@@ -368,7 +381,9 @@ def _is_empty(level: _Level, key: str) -> bool:
 def _check_sizes(td: Any, stored: dict[str, Any], size: torch.Size, path: _Path) -> None:
     """Raise unless the tensors that stay start with the new batch size."""
     for name, value in td._entries.items():
-        if name not in stored and isinstance(value, Tensor) and value.shape[: len(size)] != size:
+        if name in stored or not isinstance(value, Tensor) or isinstance(value, LeafKind):
+            continue
+        if value.shape[: len(size)] != size:
             raise _misfit(value, size, (*path, name))
 
 

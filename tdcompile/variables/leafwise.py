@@ -46,7 +46,7 @@ OPERATORS[operator.invert] = (LEAFWISE_BY_NAME["bitwise_not"], False)
 OPERATORS[abs] = (LEAFWISE_BY_NAME["abs"], False)
 
 # A result that is a tensor for each non-tensor entry, too: the eager method knows how.
-_READS_NON_TENSORS = ("eq", "ne")
+_READS_NON_TENSORS = ("eq", "ne", "bitwise_and", "bitwise_or", "bitwise_xor")
 _MIRRORED = {"__lt__": "__gt__", "__gt__": "__lt__", "__le__": "__ge__", "__ge__": "__le__"}
 
 Call = Callable[[list[seam.VariableTracker]], seam.VariableTracker]

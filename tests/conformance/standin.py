@@ -137,7 +137,9 @@ def _check_recursive_properties(td: Any, **_: Any) -> bool:
     for key in td.keys():  # noqa: SIM118  (a lazy stack iterates over its elements)
         value = td.get(key)
         where = f"at {key!r}"
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, tdcompile.UnbatchedTensor):
+            assert value.batch_size == size, f"batch size {value.batch_size} in {size} {where}"
+        elif isinstance(value, torch.Tensor):
             assert value.shape[: len(size)] == size, f"shape {value.shape} in {size} {where}"
             assert td.device is None or value.device == td.device, f"device {where}"
         elif tdcompile.is_tensor_collection(value):
@@ -149,6 +151,12 @@ def _check_recursive_properties(td: Any, **_: Any) -> bool:
     return True
 
 
+def _is_leaf_kind(value: Any) -> bool:
+    from tdcompile.tensordict.nontensor import LeafKind
+
+    return isinstance(value, LeafKind)
+
+
 def _public(path: str) -> Any:
     """An adapter that is another, public name."""
     return lambda: lookup("tensordict", path)
@@ -156,6 +164,7 @@ def _public(path: str) -> Any:
 
 # Name -> a function that gives what stands for it.
 ADAPTERS: dict[str, Any] = {
+    "_pass_through": lambda: _is_leaf_kind,
     "_stack": lambda: _stack,
     "_check_recursive_properties": lambda: _check_recursive_properties,
     "_is_leaf_nontensor": _public("is_leaf_nontensor"),

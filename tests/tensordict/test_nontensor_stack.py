@@ -16,6 +16,7 @@ from tdcompile.tensordict import (
     NonTensorStack,
     TensorDict,
     capture_non_tensor_stack,
+    from_consolidated,
     list_to_stack,
     set_capture_non_tensor_stack,
     set_list_to_stack,
@@ -381,3 +382,29 @@ def test_tree_map_keeps_values_and_refuses_another_batch():
     assert tree_map(lambda leaf: leaf + 1, td)["s"] == ["x", "y", "z"]
     with pytest.raises(TensorDictShapeError, match="exclude"):
         tree_map(lambda leaf: leaf[:2], td)
+
+
+SAVED = {
+    "memmap": lambda td, path: [td.memmap(path), TensorDict.load_memmap(path)][1],
+    "consolidated": lambda td, path: td.consolidate(),
+    "file": lambda td, path: [td.consolidate(path / "f"), from_consolidated(path / "f")][1],
+}
+
+
+@pytest.mark.parametrize("save", SAVED.values(), ids=SAVED)
+def test_saved_values_come_back(save, tmp_path):
+    stack = NonTensorStack.from_list([["a", "b"], ["c", 1]])
+    td = TensorDict(s=stack, m=MetaData({"k": 1}), x="t", a=torch.ones(2, 2), batch_size=[2, 2])
+    found = save(td, tmp_path)
+    assert found["s"] == [["a", "b"], ["c", 1]]
+    kinds = [type(found.get(key)).__name__ for key in ("s", "m", "x")]
+    assert kinds == ["NonTensorStack", "MetaData", "NonTensorData"]
+    assert (found["m"], found["x"]) == ({"k": 1}, "t")
+
+
+def test_saved_objects_need_pickle(tmp_path):
+    td = TensorDict(s=NonTensorStack(1j, 2j), batch_size=[2])
+    td.memmap(tmp_path, allow_pickle=True)
+    assert TensorDict.load_memmap(tmp_path, allow_pickle=True)["s"] == [1j, 2j]
+    with pytest.raises(RuntimeError, match="allow_pickle"):
+        TensorDict.load_memmap(tmp_path, allow_pickle=False)

@@ -23,7 +23,8 @@ import torch
 from tdcompile.errors import DamagedFileError, StorageError, UnsafeFileError
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.keys import format_entry
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor import MetaData, NonTensorData
+from tdcompile.tensordict.nontensor_stack import NonTensorStack
 from tdcompile.tensordict.storage import values
 from tdcompile.tensordict.storage.flat import (
     FlatLayout,
@@ -35,6 +36,7 @@ from tdcompile.tensordict.storage.flat import (
 from tdcompile.tensordict.storage.kinds import (
     TENSORCLASS,
     VALUE,
+    VALUES,
     Leaf,
     Node,
     SaveOptions,
@@ -297,19 +299,27 @@ def _describe(node: Node, slots: Any, for_file: bool) -> dict[str, Any]:
             slot = next(slots)
             pad = slot.stop - slot.start - slot.nbytes
             leaves[key] = (str(slot.dtype), list(slot.shape), slot.start, slot.stop, pad)
-        elif child.kind is VALUE:
-            if for_file and values.tuple_paths(child.value.data) != []:
+        elif child.kind in (VALUE, VALUES):
+            entry = child.value
+            data = entry.data if child.kind is VALUE else entry.tolist()
+            if for_file and values.tuple_paths(data) != []:
                 raise UnsafeFileError(
                     "expected values that JSON keeps as they are in a consolidated file, found "
-                    f"{type(child.value.data).__name__} at {format_entry(child.path)}: exclude "
+                    f"{type(data).__name__} at {format_entry(child.path)}: exclude "
                     "the entry, or save with td.memmap(prefix, allow_pickle=True)"
                 )
-            device = child.value.device
-            non_tensors[key] = (
-                child.value.data,
-                list(child.value.batch_size),
-                None if device is None else str(device),
-            )
+            device = None if entry.device is None else str(entry.device)
+            fields = (data, list(entry.batch_size), device)
+            if isinstance(entry, NonTensorData):
+                non_tensors[key] = fields
+            else:
+                # The reference lays a stack out as a tensordict.
+                nested[key] = {
+                    "cls": "MetaData" if child.kind is VALUE else "NonTensorStack",
+                    "non_tensors": {"data": fields},
+                    "leaves": {},
+                    "cls_metadata": {},
+                }
         else:
             if key in _NODE_FIELDS:
                 raise StorageError(
@@ -330,8 +340,7 @@ def _describe(node: Node, slots: Any, for_file: bool) -> dict[str, Any]:
 def describe_class(value: Any) -> tuple[str, dict[str, Any]]:
     """Return the name of a kind in a consolidated file and what it is besides its entries."""
     if hasattr(value, "tensordicts"):
-        name = "NonTensorStack" if "NonTensor" in type(value).__name__ else "LazyStackedTensorDict"
-        return name, {"stack_dim": value.stack_dim, "stack_dim_name": None}
+        return "LazyStackedTensorDict", {"stack_dim": value.stack_dim, "stack_dim_name": None}
     names = value._names or (None,) * len(value.batch_size)
     return "TensorDict", {
         "device": None if value.device is None else str(value.device),
@@ -415,7 +424,31 @@ def _build_dense(entries: dict[str, Any], extra: dict[str, Any], name: str) -> A
     return TensorDict._from_entries(entries, size, parse_device(extra.get("device"), name), names)
 
 
-BUILDERS: dict[Any, Any] = {"TensorDict": _build_dense}
+def _build_values(entries: dict[str, Any], extra: dict[str, Any], name: str) -> Any:
+    value = _only_value(entries, name)
+    found = NonTensorStack.from_nested(value.data, value.batch_size, value.device)
+    if found is None:
+        raise bad_field(name, f"values for the batch size {list(value.batch_size)}", value.data)
+    return found
+
+
+def _build_metadata(entries: dict[str, Any], extra: dict[str, Any], name: str) -> Any:
+    value = _only_value(entries, name)
+    return MetaData(value.data, value.batch_size, value.device)
+
+
+def _only_value(entries: dict[str, Any], name: str) -> Any:
+    value = entries.get("data")
+    if len(entries) != 1 or not isinstance(value, NonTensorData):
+        raise bad_field(name, "values under 'data'", list(entries))
+    return value
+
+
+BUILDERS: dict[Any, Any] = {
+    "TensorDict": _build_dense,
+    "NonTensorStack": _build_values,
+    "MetaData": _build_metadata,
+}
 """Name of a kind in a consolidated file -> what makes it of entries and metadata."""
 
 

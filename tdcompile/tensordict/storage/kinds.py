@@ -22,7 +22,8 @@ from tdcompile.tensordict.base import TensorDictBase
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.keys import format_entry
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor import MetaData, NonTensorData, NonTensorDataBase
+from tdcompile.tensordict.nontensor_stack import NonTensorStack
 from tdcompile.tensordict.storage import values
 from tdcompile.tensordict.storage.paths import (
     DATA,
@@ -39,6 +40,7 @@ from tdcompile.tensordict.storage.paths import (
     parse_shape,
     read_json,
 )
+from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -226,6 +228,11 @@ def lay_out_entries(node: Node, options: SaveOptions, entries: dict[str, Any]) -
 
 def _tensor_meta(value: Tensor, path: tuple[str, ...]) -> dict[str, Any]:
     where = format_entry(path)
+    if isinstance(value, UnbatchedTensor):
+        raise StorageError(
+            f"expected tensors with batch dimensions, found an UnbatchedTensor at {where}: exclude "
+            "the entry, and save it on its own"
+        )
     if value.is_nested:
         raise NotImplementedError(
             f"expected tensors of one shape, found a nested tensor at {where}: memmap does not "
@@ -359,13 +366,17 @@ DENSE = Kind(
 
 # -- non-tensor values -------------------------------------------------------------------------
 
-_NON_TENSOR = "<class 'tensordict.tensorclass.NonTensorData'>"
+_VALUE_CLASSES = {
+    f"<class 'tensordict.tensorclass.{cls.__name__}'>": cls for cls in (NonTensorData, MetaData)
+}
+_VALUE_TAGS = tuple(_VALUE_CLASSES)
 
 
 def _lay_out_value(node: Node, options: SaveOptions) -> None:
     if not options.with_files:
         return
-    meta: dict[str, Any] = {"_type": _NON_TENSOR}
+    is_metadata = isinstance(node.value, MetaData)
+    meta: dict[str, Any] = {"_type": _VALUE_TAGS[is_metadata]}
     data = node.value.data
     tuples = values.tuple_paths(data)
     if tuples is not None:
@@ -384,15 +395,16 @@ def _load_value(
     loader: Loader, parts: tuple[str, ...], meta: dict[str, Any], batch_size: Any
 ) -> Any:
     size = torch.Size(()) if batch_size is None else batch_size
+    cls = _VALUE_CLASSES.get(meta.get("_type", ""), NonTensorData)
     name = loader.source.describe((*parts, META))
     if "data" in meta:
         extra = meta.get("_metadata")
         tuples = extra.get("tuples", []) if isinstance(extra, dict) else []
-        return NonTensorData(values.restore_tuples(meta["data"], tuples, name), size)
+        return cls(values.restore_tuples(meta["data"], tuples, name), size)
     found = loader.unpickle((*parts, "other.pickle"))
     if not isinstance(found, dict) or "data" not in found:
         raise bad_field(loader.source.describe((*parts, "other.pickle")), "a value", found)
-    return NonTensorData(found["data"], size)
+    return cls(found["data"], size)
 
 
 def _keep(value: Any, children: dict[str, Any], device: torch.device | None) -> Any:
@@ -405,10 +417,55 @@ def _refuse(value: Any, key: str, child: Any) -> None:
 
 VALUE = Kind(
     "NonTensorData",
-    lambda value: isinstance(value, NonTensorData),
-    lambda tag: tag in (_NON_TENSOR, "tensordict:NonTensorData"),
+    lambda value: isinstance(value, NonTensorDataBase),
+    lambda tag: tag in (*_VALUE_TAGS, "tensordict:NonTensorData"),
     _lay_out_value,
     _load_value,
+    _keep,
+    _refuse,
+)
+
+
+# -- a value for each element: a list in the metadata, or pickled ---------------------------------
+
+_STACK = "<class 'tensordict.tensorclass.NonTensorStack'>"
+_PICKLE = "pickle.pkl"
+
+
+def _lay_out_values(node: Node, options: SaveOptions) -> None:
+    if not options.with_files:
+        return
+    stack = node.value
+    data = stack.tolist()
+    device = None if stack.device is None else str(stack.device)
+    meta = {"_type": _STACK, "stack_dim": stack.stack_dim, "device": device, "data": data}
+    if values.tuple_paths(data) != []:
+        meta["data"] = _PICKLE
+        node.files[_PICKLE] = values.dump_pickle(data, node.path, options.allow_pickle)
+    node.files[META] = values.dump_json(meta)
+
+
+def _load_values(
+    loader: Loader, parts: tuple[str, ...], meta: dict[str, Any], batch_size: Any
+) -> Any:
+    name = loader.source.describe((*parts, META))
+    data = meta.get("data")
+    if data == _PICKLE:
+        data = loader.unpickle((*parts, _PICKLE))
+    if not isinstance(data, list):
+        raise bad_field(name, "a list of values", data)
+    stack = NonTensorStack.from_list(data, device=parse_device(meta.get("device"), name))
+    if batch_size is not None and stack.batch_size[: len(batch_size)] != batch_size:
+        raise bad_field(name, f"values for the batch size {tuple(batch_size)}", stack.batch_size)
+    return stack
+
+
+VALUES = Kind(
+    "NonTensorStack",
+    lambda value: isinstance(value, NonTensorStack),
+    lambda tag: tag in (_STACK, "tensordict:NonTensorStack"),
+    _lay_out_values,
+    _load_values,
     _keep,
     _refuse,
 )
@@ -459,5 +516,5 @@ TENSORCLASS = Kind(
     _refuse,
 )
 
-for _kind in (DENSE, VALUE, TENSORCLASS):
+for _kind in (DENSE, VALUE, VALUES, TENSORCLASS):
     register(_kind)
