@@ -75,10 +75,8 @@ from tdcompile.tensordict.storage.safetensors import from_safetensors, to_safete
 from tdcompile.tensordict.storage.save import TensorDictFuture
 from tdcompile.tensordict.switches import (
     capture_non_tensor_stack,
-    lazy_legacy,
     list_to_stack,
     set_capture_non_tensor_stack,
-    set_lazy_legacy,
     set_list_to_stack,
 )
 from tdcompile.tensordict.tensorclass import (

@@ -27,7 +27,6 @@ from tdcompile.tensordict.leafwise import LEAFWISE_BY_TORCH_FUNCTION, LeafwiseOp
 from tdcompile.tensordict.legacy import lazy_legacy
 from tdcompile.tensordict.nontensor import LeafKind, NonTensorEntry
 from tdcompile.tensordict.nontensor_stack import choose, join
-from tdcompile.tensordict.switches import lazy_legacy
 from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
@@ -555,8 +554,6 @@ def _like_level(
 
 
 def _stack_function(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
-    if lazy_legacy():
-        return type(tensors[0]).lazy_stack(tensors, dim, out=out)
     return stack(tensors, dim, out=out)
 
 

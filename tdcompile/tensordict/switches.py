@@ -1,8 +1,7 @@
 """Process-wide switches of the container: context managers that are decorators too.
 
 Key names: :class:`set_list_to_stack` and :func:`list_to_stack`,
-:class:`set_capture_non_tensor_stack` and :func:`capture_non_tensor_stack`,
-:class:`set_lazy_legacy` and :func:`lazy_legacy`.
+:class:`set_capture_non_tensor_stack` and :func:`capture_non_tensor_stack`.
 
 Invariant: a switch is read where a value is stored or stacked, never remembered.
 """
@@ -17,10 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "capture_non_tensor_stack",
-    "lazy_legacy",
     "list_to_stack",
     "set_capture_non_tensor_stack",
-    "set_lazy_legacy",
     "set_list_to_stack",
 ]
 
@@ -95,33 +92,6 @@ class set_capture_non_tensor_stack(_Switch):
     """
 
     name = "capture_non_tensor_stack"
-
-
-class set_lazy_legacy(_Switch):
-    """Say whether ``torch.stack`` of tensordicts gives a lazy stack (off by default).
-
-    Shape operations give views of the leaves either way; these are never lazy.
-
-    Args:
-        mode: True for lazy stacks.
-
-    Example:
-        >>> with set_lazy_legacy(True):
-        ...     stacked = torch.stack([TensorDict(a=torch.zeros(2)), TensorDict(a=torch.ones(2))])
-        >>> type(stacked).__name__
-        'LazyStackedTensorDict'
-    """
-
-    name = "lazy_legacy"
-
-
-def lazy_legacy(allow_none: bool = False) -> bool | None:
-    """Tell whether ``torch.stack`` of tensordicts gives a lazy stack.
-
-    Args:
-        allow_none: give ``None`` where nobody has set it.
-    """
-    return _values.get("lazy_legacy", None if allow_none else False)
 
 
 def list_to_stack(allow_none: bool = False) -> bool | None:
