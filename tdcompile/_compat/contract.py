@@ -331,6 +331,7 @@ CONTRACT: list[PrivateName] = [
     *_names(
         "torch._dynamo.output_graph",
         "class OutputGraph",
+        "class GraphCompileReason(graph_break)",
         "function OutputGraph.call_user_compiler",
         "function OutputGraph.install_global_by_id(prefix, value)",
         needed_by=_GUARDS,

@@ -107,6 +107,7 @@ __all__ = [
     "create_instruction",
     "current_translator",
     "dict_items",
+    "ends_with_return",
     "get_attribute",
     "graph_break",
     "inline_function",
@@ -209,6 +210,11 @@ def inline_function(
 ) -> VariableTracker:
     """Trace a plain Python function of ours: it is a constant by contract, so it has no guard."""
     return UserFunctionVariable(function).call_function(tx, list(args), dict(kwargs or {}))
+
+
+def ends_with_return(codegen: PyCodegen) -> bool:
+    """Whether the frame that is being put together returns, and does not go on after a break."""
+    return not codegen.tx.output.compile_subgraph_reason.graph_break
 
 
 def push_function(codegen: PyCodegen, function: Any) -> None:

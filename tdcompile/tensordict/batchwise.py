@@ -15,6 +15,7 @@ computed before any leaf is touched, so that they hold without leaves too.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -28,6 +29,25 @@ from tdcompile.tensordict.nontensor import LeafKind
 from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 Ints = tuple[int, ...]
+
+
+def view_leaf(leaf: Tensor, sizes: Ints) -> Tensor:
+    """Return ``leaf.view(sizes)``."""
+    # torch reads a row of integers twice as fast as one tuple; an empty row it does not take.
+    return leaf.view(*sizes) if sizes else leaf.view(sizes)
+
+
+# Operations whose result a ``with`` block writes back, see ``contexts.py``.
+_UNDONE_BY_WITH = (
+    view_leaf,
+    torch.flatten,
+    torch.flip,
+    torch.permute,
+    torch.squeeze,
+    torch.transpose,
+    torch.unflatten,
+    torch.unsqueeze,
+)
 Tail = Callable[[Ints, torch.Size, int], Ints]
 
 
@@ -150,6 +170,9 @@ class BatchwiseMixin:
             return self
         if self._is_locked:
             result._lock(None)
+        if op in _UNDONE_BY_WITH:
+            slots: Any = result  # mypy takes the empty __slots__ of a mixin for all there are
+            slots._last_op = ("reshape", weakref.ref(self), (op, args, origin))
         return result
 
     def _batch_dim(self, dim: int, extra: int = 0) -> int:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
+import torch
+
 from tdcompile.tensordict.modules import undo_to_module
 
 if TYPE_CHECKING:
@@ -100,10 +102,28 @@ def _undo_key_change(inverse: str) -> Callable[[Any, Any, Any], None]:
     return undo
 
 
+def _undo_reshape(result: Any, source: Any, detail: tuple[Any, Any, tuple[Any, ...]]) -> None:
+    """Write back what a block did to a view: permuted, reshaped or flipped back."""
+    if source is None or source is result:
+        return
+    op, args, origin = detail
+    if op is torch.flip:
+        back = result.flip(args[0])
+    elif op in (torch.permute, torch.transpose):
+        back = result.permute(*(origin.index(dim) for dim in range(len(origin))))
+    else:
+        back = result.reshape(source.batch_size)
+    if source.is_locked:
+        source.update_(back)
+    else:
+        source.update(back)
+
+
 WRITE_BACK: dict[str, Callable[[Any, Any, Any], None]] = {
     "lock_": _undo_lock,
     "unlock_": _undo_unlock,
     "flatten_keys": _undo_key_change("unflatten_keys"),
+    "reshape": _undo_reshape,
     "to_module": undo_to_module,
     "unflatten_keys": _undo_key_change("flatten_keys"),
 }

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from tdcompile.errors import TensorDictShapeError
-from tdcompile.tensordict.batchwise import Ints, Tail, product, tail_sizes
+from tdcompile.tensordict.batchwise import Ints, Tail, product, tail_sizes, view_leaf
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.indexing import gather_leaf
-from tdcompile.tensordict.shapes import view_leaf
 from tdcompile.tensordict.state import TensorDictState
 
 if TYPE_CHECKING:

@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from tdcompile.errors import TensorDictIndexError, TensorDictShapeError
-from tdcompile.tensordict.batchwise import Ints, product, read_sizes, tail_order, tail_sizes
+from tdcompile.tensordict.batchwise import (
+    Ints,
+    product,
+    read_sizes,
+    tail_order,
+    tail_sizes,
+    view_leaf,
+)
 from tdcompile.tensordict.nontensor import LeafKind
 from tdcompile.tensordict.repeats import RepeatsMixin
 from tdcompile.tensordict.splits import SplitsMixin
@@ -435,12 +442,6 @@ class ShapesMixin(SplitsMixin, RepeatsMixin):
             op = torch.roll
             args = (amounts, where)
         return self._reshaped(op, args, None, self._batch_size, self._same_dims(), inplace)
-
-
-def view_leaf(leaf: Tensor, sizes: Ints) -> Tensor:
-    """Return ``leaf.view(sizes)``."""
-    # torch reads a row of integers twice as fast as one tuple; an empty row it does not take.
-    return leaf.view(*sizes) if sizes else leaf.view(sizes)
 
 
 def _roll_flat(leaf: Tensor, shift: int, batch_dims: int) -> Tensor:

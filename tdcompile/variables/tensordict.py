@@ -365,6 +365,9 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
             if _refers_to(note, self):
                 # What `with` would undo on itself cannot be made before the object is.
                 continue
+            if seam.ends_with_return(codegen) and _refers_to_new(note):
+                # A view of a tensordict that goes with the trace: there is nothing to write back.
+                continue
             codegen.append_output(seam.create_instruction("COPY", arg=1))
             codegen.clear_tos()
             codegen(note)
@@ -376,6 +379,17 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
 def _refers_to(vt: seam.VariableTracker, target: seam.VariableTracker) -> bool:
     found = []
     seam.VariableTracker.visit(lambda part: found.append(part) if part is target else None, vt)
+    return bool(found)
+
+
+def _refers_to_new(vt: seam.VariableTracker) -> bool:
+    found = []
+
+    def visit(part: seam.VariableTracker) -> None:
+        if isinstance(part, TensorDictVariable) and part.input_state is None:
+            found.append(part)
+
+    seam.VariableTracker.visit(visit, vt)
     return bool(found)
 
 
