@@ -9,6 +9,7 @@ Invariant: ``tensordict/test_differences.py`` runs every row on both packages, a
 
 from __future__ import annotations
 
+import tempfile
 import textwrap
 import warnings
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ PACKAGES = {"reference": reference, "tdcompile": tdcompile}
 
 PREAMBLE = '''\
 import copy
+import os
+import tempfile
 
 import torch
 from torch.utils import _pytree as pytree
@@ -33,6 +36,7 @@ import tdcompile as package  # or: import tensordict as package
 
 TensorDict, NonTensorData = package.TensorDict, package.NonTensorData
 
+path = tempfile.mkdtemp()
 t = torch.tensor([1.0, 2.0, 3.0])
 mask = torch.tensor([True, False, True])
 td = TensorDict({"a": torch.ones(3, 2), "b": torch.arange(3.0)}, batch_size=[3])
@@ -61,6 +65,9 @@ def zero_and_raise(td):
         flat["b"] = torch.zeros(3)
         raise ValueError
 '''
+
+# A folder that goes when the program has ended takes its place.
+_MAKE_PATH = "path = tempfile.mkdtemp()"
 
 
 @dataclass(frozen=True)
@@ -95,11 +102,11 @@ def show(value: Any) -> str:
 
 def outcome(code: str, package: Any) -> str:
     """Run a program on a package; what it gives, or the name of the exception that it raises."""
-    scope: dict[str, Any] = {"package": package}
     *statements, last = code.split("\n")
-    with warnings.catch_warnings():
+    with tempfile.TemporaryDirectory() as path, warnings.catch_warnings():
+        scope: dict[str, Any] = {"package": package, "path": path}
         warnings.simplefilter("ignore")
-        exec(PREAMBLE.replace("import tdcompile as package", "pass"), scope)
+        exec(PREAMBLE.replace("import tdcompile as package", "pass").replace(_MAKE_PATH, ""), scope)
         try:
             exec("\n".join(statements), scope)
             return show(eval(last, scope))
@@ -112,6 +119,91 @@ def _rows(topic: str, *rows: tuple[str, str, str, str]) -> list[Difference]:
 
 
 DIFFERENCES: list[Difference] = [
+    *_rows(
+        "Files and memory",
+        (
+            'nest.save(path)\nos.remove(path + "/b.memmap")\nlist(TensorDict.load(path).keys())',
+            "['n']",
+            "raises DamagedFileError",
+            "a file that the metadata names and that is missing is an error, not a missing entry",
+        ),
+        (
+            'nest.save(path)\nos.truncate(path + "/b.memmap", 4)\nTensorDict.load(path)["b"]',
+            "[0.0, 0.0, 0.0]",
+            "raises DamagedFileError",
+            "a file that was cut short is an error; it is not filled up with zeros",
+        ),
+        (
+            'TensorDict({"shape": t, "a": t}).save(path)\nsorted(TensorDict.load(path).keys())',
+            "['a']",
+            "['a', 'shape']",
+            "no key is lost because the metadata uses the name",
+        ),
+        (
+            'td.set_non_tensor("v", (1, 2))\ntd.save(path)\nTensorDict.load(path)["v"]',
+            "[1, 2]",
+            "(1, 2)",
+            "a value comes back of the type that it had",
+        ),
+        (
+            'td.set_non_tensor("v", 1j)\ntd.save(path)\nTensorDict.load(path)["v"]',
+            "1j",
+            "raises UnsafeFileError",
+            "pickles are written and read only with allow_pickle=True",
+        ),
+        (
+            'TensorDict({"n": {"x": t}, "a": t}).save(path)\nlist(TensorDict.load(path).keys())',
+            "['a', 'n']",
+            "['n', 'a']",
+            "keys come back in their order",
+        ),
+        (
+            'old = nest.memmap(path)\nnest.clone().zero_().memmap(path)\nold["b"]',
+            "[0.0, 0.0, 0.0]",
+            "[0.0, 1.0, 2.0]",
+            "files are replaced, not written over: who maps the old ones keeps them",
+        ),
+        (
+            'nest.save(path + "/x.tdz")\ndata = open(path + "/x.tdz", "rb").read()\n'
+            "place = data.index(nest['b'].numpy().tobytes())\n"
+            'end = open(path + "/x.tdz", "r+b")\nend.seek(place)\nend.write(b"?")\nend.close()\n'
+            'TensorDict.load(path + "/x.tdz")["b"][1:]',
+            "[1.0, 2.0]",
+            "raises DamagedFileError",
+            "the checksums of an archive are compared, unless verify=False",
+        ),
+        (
+            'nest.memmap(path)\nnest.expand(9, 3).contiguous().memmap_like(path)["b"].shape',
+            "[9, 3]",
+            "raises DamagedFileError",
+            "a file that is too short for a buffer is not made longer",
+        ),
+        (
+            'c = t[:1].to(torch.complex128)\nTensorDict(a=t[:1], c=c).consolidate()["c"]',
+            "raises RuntimeError",
+            "[(1+0j)]",
+            "leaves of every dtype are aligned to it",
+        ),
+        (
+            "(nest.consolidate().clone().is_consolidated(), nest.consolidate().clone().is_locked)",
+            "(False, False)",
+            "(True, False)",
+            "a clone is one copy of the block, and stays consolidated until an entry is replaced",
+        ),
+        (
+            'nest.consolidate().consolidate(device="meta").device',
+            "None",
+            "device(type='meta')",
+            "what is asked for is done, also for a consolidated tensordict",
+        ),
+        (
+            'nest.memmap().make_memmap_from_storage("c", t.untyped_storage(), [3])\n'
+            'nest.memmap(path).make_memmap_from_storage("c", t.untyped_storage(), [3])',
+            "[1.0, 2.0, 3.0]",
+            "raises StorageError",
+            "an entry that would be lost on loading is refused",
+        ),
+    ),
     *_rows(
         "Keys and writing",
         (

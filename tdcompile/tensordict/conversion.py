@@ -2,7 +2,7 @@
 
 Key names: :class:`ConversionMixin` (``from_tuple``, ``from_namedtuple``, ``from_list``,
 ``from_pytree``, ``from_schema``, ``from_dict_instance``; ``to_namedtuple``, ``to_pytree``,
-``numpy``, ``data_ptr``, ``as_tensor``).
+``numpy``, ``as_tensor``).
 
 Symbols: ``*B`` batch dimensions, ``*F`` trailing dimensions of a leaf; a leaf is ``(*B, *F)``.
 
@@ -301,24 +301,6 @@ class ConversionMixin(TensorDictState):
             elif (data := bare(value)) is not None:
                 result[name] = data
         return result
-
-    def data_ptr(self, *, storage: bool = False) -> Self:
-        """Return a tensordict with the address of each leaf; compare two to see what is shared.
-
-        Args:
-            storage: the address of the storage, which a view has in common with its base.
-
-        Returns:
-            A tensordict of batch size ``()`` on the CPU, with 0-d ``int64`` leaves.
-        """
-        entries: dict[str, Any] = {}
-        for name, value in self._entries.items():
-            if isinstance(value, Tensor):
-                place = value.untyped_storage() if storage else value
-                entries[name] = torch.tensor(place.data_ptr(), dtype=torch.int64, device="cpu")
-            elif isinstance(value, ConversionMixin):
-                entries[name] = value.data_ptr(storage=storage)
-        return self._from_entries(entries, torch.Size(()), torch.device("cpu"))
 
     def as_tensor(self) -> Self:
         """Return a shallow copy in which leaves that stand for a tensor are replaced by it.

@@ -19,7 +19,7 @@ from tdcompile.tensordict.keys import NO_DEFAULT
 from tdcompile.tensordict.nontensor import LeafKind, NonTensorData, NonTensorEntry
 from tdcompile.tensordict.state import TensorDictState
 from tdcompile.tensordict.storage.flat import flat_layout_of
-from tdcompile.tensordict.storage.memory import Memory
+from tdcompile.tensordict.storage.memory import Memory, record_of
 
 
 class CopyingMixin(TensorDictState):
@@ -224,9 +224,9 @@ class CopyingMixin(TensorDictState):
             "names": self._names,
             "is_locked": self._is_locked,
         }
-        record: Memory | None = getattr(self, "_memory", None)
-        if record is not None and record.kind != "consolidated":
-            state["memory"] = (record.kind, record.path)
+        record = record_of(self)
+        if record is not None:
+            state["memory"] = record
         # Entries come with the state: one of them may lead back to this tensordict.
         return _new, (type(self),), state
 

@@ -31,6 +31,8 @@ from tdcompile.tensordict.lazy_shapes import LazyShapesMixin
 from tdcompile.tensordict.lazy_writing import LazyWritingMixin
 from tdcompile.tensordict.metadata import as_device, as_size
 from tdcompile.tensordict.names import Names, check_names, spread_names
+from tdcompile.tensordict.storage.flat import flat_layout_of
+from tdcompile.tensordict.storage.memory import Memory, record_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,6 +83,7 @@ class LazyStackedTensorDict(
         "_last_op",
         "_lock_parents",
         "_locked",  # bool: the stack itself was locked
+        "_memory",
         "_open_ops",
         "_template",  # TensorDict without entries that stands for an element, while there is none
         "hook_in",
@@ -244,8 +247,13 @@ class LazyStackedTensorDict(
         return result
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = (self.stack_dim, self.hook_out, self.hook_in, self._dim_name)
-        return _unpickle, (type(self), self.tensordicts, *state, self._template, self._locked)
+        layout = flat_layout_of(self)
+        if layout is not None:
+            from tdcompile.tensordict.storage.consolidated import reduce
+
+            return reduce(self, layout)
+        state = (self.stack_dim, self.hook_out, self.hook_in, self._dim_name, self._template)
+        return _unpickle, (type(self), self.tensordicts, *state, self._locked, record_of(self))
 
 
 def _unpickle(
@@ -257,6 +265,7 @@ def _unpickle(
     dim_name: str | None,
     template: Any,
     is_locked: bool,
+    record: Any = None,
 ) -> Any:
     result = object.__new__(cls)
     result.tensordicts = tensordicts
@@ -266,6 +275,8 @@ def _unpickle(
     result._dim_name = dim_name
     result._template = template
     result._locked = False
+    if record is not None:
+        result._memory = Memory(*record)
     if is_locked:
         result.lock_()
     return result

@@ -22,6 +22,7 @@ from tdcompile.tensordict.elements import dense_form
 from tdcompile.tensordict.keys import NO_DEFAULT, unravel_key_to_tuple
 from tdcompile.tensordict.lazy_entries import column_of, nested
 from tdcompile.tensordict.state import TensorDictState
+from tdcompile.tensordict.storage.flat import flat_layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,6 +152,11 @@ class LazyReadingMixin(TensorDictState):
 
     def clone(self, recurse: bool = True) -> Self:
         """Return a lazy stack of copies of the elements; see ``TensorDict.clone``."""
+        layout = flat_layout_of(self) if recurse else None
+        if layout is not None:
+            from tdcompile.tensordict.storage.consolidated import copied
+
+            return copied(self, layout)  # type: ignore[no-any-return]
         return self._like([element.clone(recurse) for element in self.tensordicts])
 
     def empty(

@@ -31,9 +31,9 @@ __all__ = ["TensorDictParams"]
 # Leaves of other dtypes become buffers: the choice of the tensordict package.
 _TRAINED_DTYPES = (torch.float16, torch.float32, torch.float64)
 # Attributes that belong to one object in one process.
-_TRANSIENT = ("_last_op", "_lock_parents", "_open_ops")
+_TRANSIENT = ("_last_op", "_lock_parents", "_memory", "_open_ops")
 # Attributes of a tensordict; nn.Module need not look at what is assigned to them.
-_STATE = ("_is_locked", "_last_op", "_lock_parents", "_open_ops")
+_STATE = ("_is_locked", "_last_op", "_lock_parents", "_memory", "_open_ops")
 
 
 class TensorDictParams(TensorDictBase, nn.Module):

@@ -40,6 +40,15 @@ CATEGORIES: dict[str, tuple[str, tuple[str, ...]]] = {
         " the call does to it is not known in the trace.",
         ("Nest plain tensordicts, or call lock_() and copy() outside the compiled function.",),
     ),
+    "tdcompile: memory of a tensordict": (
+        "The call writes or reads files, moves leaves to shared memory or looks at addresses, which"
+        " a graph of tensor operations cannot hold; the graph ends before the call and another one"
+        " starts behind it.",
+        (
+            "Make the call outside the compiled function, or compile without fullgraph=True: only"
+            " this call runs eagerly.",
+        ),
+    ),
     "tdcompile: unlock of a held tensordict": (
         "Whether unlock_() is allowed depends on the locked tensordicts that hold this one, which a"
         " trace does not see.",

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from tdcompile._compat import dynamo as seam
 from tdcompile.tensordict.leafwise import LEAFWISE_BY_NAME
 from tdcompile.variables import collectives, leafwise, locks
+from tdcompile.variables.breaks import break_graph
 from tdcompile.variables.copies import shallow_copy
-from tdcompile.variables.tensordict import METHODS, PROPERTIES, TensorDictVariable
+from tdcompile.variables.tensordict import CLASS_METHODS, METHODS, PROPERTIES, TensorDictVariable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,6 +99,43 @@ def _torch_function(
     return leafwise.torch_function(tx, args[0], args[1:], kwargs)
 
 
+# What has to do with the memory of leaves, not with their values.
+_MEMORY_OF_CLASS = ("from_consolidated", "load", "load_memmap")
+_MEMORY = (
+    "consolidate",
+    "data_ptr",
+    "dumps",
+    "is_consolidated",
+    "is_memmap",
+    "is_shared",
+    "load_",
+    "load_memmap_",
+    "make_memmap",
+    "make_memmap_from_storage",
+    "make_memmap_from_tensor",
+    "memmap",
+    "memmap_",
+    "memmap_like",
+    "memmap_refresh_",
+    "save",
+    "share_memory_",
+)
+
+
+def _memory(
+    name: str, td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, Any]
+) -> Any:
+    """``td.memmap()`` and its like: the graph breaks at this call."""
+    break_graph("tdcompile: memory of a tensordict", f"td.{name}")
+
+
+def _memory_of_class(name: str, cls: Any, tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """``TensorDict.load_memmap(prefix)`` and its like: the graph breaks at this call."""
+    break_graph("tdcompile: memory of a tensordict", f"{cls.value.__name__}.{name}()")
+
+
+METHODS.update({name: functools.partial(_memory, name) for name in _MEMORY})
+CLASS_METHODS.update({name: functools.partial(_memory_of_class, name) for name in _MEMORY_OF_CLASS})
 METHODS.update({name: functools.partial(_leafwise, name) for name in LEAFWISE_BY_NAME})
 METHODS.update(
     {
@@ -125,5 +163,6 @@ PROPERTIES.update(
         "is_locked": _field("is_locked"),
         "batch_dims": lambda td, tx: seam.constant(td.batch_dims(tx)),
         "ndim": lambda td, tx: seam.constant(td.batch_dims(tx)),
+        "saved_path": lambda td, tx: _memory("saved_path", td, tx, [], {}),
     }
 )

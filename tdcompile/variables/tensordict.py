@@ -26,13 +26,20 @@ from tdcompile.variables.storage import EntryState, StorageVariable, items_of_ma
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["METHODS", "PROPERTIES", "TensorDictClassVariable", "TensorDictVariable"]
+__all__ = [
+    "CLASS_METHODS",
+    "METHODS",
+    "PROPERTIES",
+    "TensorDictClassVariable",
+    "TensorDictVariable",
+]
 
 _MISSING = object()
 
 #: Calls and properties that are answered without tracing the class's Python. ``variables.methods``
-#: fills both; it says what a handler may do.
+#: fills them; it says what a handler may do.
 METHODS: dict[str, Callable[..., seam.VariableTracker | None]] = {}
+CLASS_METHODS: dict[str, Callable[..., seam.VariableTracker]] = {}
 PROPERTIES: dict[str, Callable[..., seam.VariableTracker]] = {}
 
 # What a tracker of an instance notes while tracing; no trackers that upstream has to see.
@@ -499,6 +506,9 @@ class TensorDictClassVariable(HookMixin, seam.UserDefinedClassVariable):
     ) -> seam.VariableTracker:
         if name == self.layout.from_entries:
             return self._from_entries(tx, *args, **kwargs)
+        handler = CLASS_METHODS.get(name) if self.layout.is_trusted else None
+        if handler is not None:
+            return handler(self, tx, args, kwargs)
         attribute = inspect.getattr_static(self.layout.cls, name, None)
         if isinstance(attribute, classmethod):
             return seam.inline_function(tx, attribute.__func__, [self, *args], kwargs)

@@ -467,3 +467,32 @@ def test_tensorclass_comes_back_as_its_class(tmp_path):
     meta.write_text(meta.read_text().replace("Point", "Absent"))
     with pytest.raises(ours.errors.DamagedFileError, match=r"Absent.*import the module"):
         TensorDict.load(tmp_path / "x")
+
+
+def test_stacks_of_values_and_metadata_come_back(tmp_path):
+    td = TensorDict({"m": ours.MetaData("x", batch_size=[2])}, [2])
+    td["s"] = ours.NonTensorStack("a", "b")
+    td["lists"] = ours.NonTensorStack([1, (2,)], [3])
+    td["deep"] = ours.NonTensorStack.from_list([["a", "b"], ["c", "d"]])
+    saved = td.memmap(tmp_path / "x")
+    loaded = TensorDict.load(tmp_path / "x")
+    for found in (saved, loaded):
+        assert type(found.get("m")) is ours.MetaData
+        for key in ("s", "lists", "deep"):
+            assert found.get(key).tolist() == td.get(key).tolist()
+            assert found.get(key).batch_size == td.get(key).batch_size
+    saved["s"][0] = "changed"
+    assert td["s"][0] == "a"
+    assert quietly(reference.TensorDict.load, tmp_path / "x").get("s").tolist() == ["a", "b"]
+    td["p"] = ours.NonTensorStack(1j, 2j)
+    with pytest.raises(UnsafeFileError, match=r'td\["p"\]'):
+        td.memmap(tmp_path / "x")
+    td.memmap(tmp_path / "x", allow_pickle=True)
+    with pytest.raises(UnsafeFileError, match=r"pickle\.pkl"):
+        TensorDict.load(tmp_path / "x")
+    assert TensorDict.load(tmp_path / "x", allow_pickle=True).get("p").tolist() == [1j, 2j]
+    td.exclude("p", "lists").consolidate(tmp_path / "x.td")
+    assert ours.from_consolidated(tmp_path / "x.td").get("deep").tolist() == [
+        ["a", "b"],
+        ["c", "d"],
+    ]

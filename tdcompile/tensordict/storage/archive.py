@@ -348,8 +348,10 @@ def write_archive(
     try:
         with open(draft, "xb") as file:
             writer = ArchiveWriter(file, method, level)
-            fill(writer)
-            writer.close()
+            try:
+                fill(writer)
+            finally:
+                writer.close()
         os.replace(draft, target)
     finally:
         if os.path.lexists(draft):

@@ -23,7 +23,8 @@ import torch
 from tdcompile.errors import DamagedFileError, StorageError, UnsafeFileError
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.keys import format_entry
-from tdcompile.tensordict.nontensor import MetaData, NonTensorData
+from tdcompile.tensordict.lazy import LazyStackedTensorDict
+from tdcompile.tensordict.nontensor import NonTensorData, NonTensorEntry
 from tdcompile.tensordict.nontensor_stack import NonTensorStack
 from tdcompile.tensordict.storage import values
 from tdcompile.tensordict.storage.flat import (
@@ -34,6 +35,9 @@ from tdcompile.tensordict.storage.flat import (
     plan,
 )
 from tdcompile.tensordict.storage.kinds import (
+    DENSE,
+    LAZY,
+    METADATA,
     TENSORCLASS,
     VALUE,
     VALUES,
@@ -299,34 +303,20 @@ def _describe(node: Node, slots: Any, for_file: bool) -> dict[str, Any]:
             slot = next(slots)
             pad = slot.stop - slot.start - slot.nbytes
             leaves[key] = (str(slot.dtype), list(slot.shape), slot.start, slot.stop, pad)
-        elif child.kind in (VALUE, VALUES):
-            entry = child.value
-            data = entry.data if child.kind is VALUE else entry.tolist()
-            if for_file and values.tuple_paths(data) != []:
-                raise UnsafeFileError(
-                    "expected values that JSON keeps as they are in a consolidated file, found "
-                    f"{type(data).__name__} at {format_entry(child.path)}: exclude "
-                    "the entry, or save with td.memmap(prefix, allow_pickle=True)"
-                )
-            device = None if entry.device is None else str(entry.device)
-            fields = (data, list(entry.batch_size), device)
-            if isinstance(entry, NonTensorData):
-                non_tensors[key] = fields
-            else:
-                # The reference lays a stack out as a tensordict.
-                nested[key] = {
-                    "cls": "MetaData" if child.kind is VALUE else "NonTensorStack",
-                    "non_tensors": {"data": fields},
-                    "leaves": {},
-                    "cls_metadata": {},
-                }
+        elif child.kind in (VALUE, METADATA):
+            if for_file and values.tuple_paths(child.value.data) != []:
+                raise _not_json(child.value.data, child.path)
+            non_tensors[key] = _value_fields(child.value, child.value.data)
         else:
             if key in _NODE_FIELDS:
                 raise StorageError(
                     f"expected no nested tensordict named {key!r} in a consolidated file, found "
                     f"{format_entry(child.path)}: the format uses the name; rename the entry"
                 )
-            nested[key] = _describe(child, slots, for_file)
+            if child.kind is VALUES:
+                nested[key] = _describe_values(child, for_file)
+            else:
+                nested[key] = _describe(child, slots, for_file)
     name, extra = describe_class(node.value)
     return {
         "cls": name,
@@ -337,10 +327,56 @@ def _describe(node: Node, slots: Any, for_file: bool) -> dict[str, Any]:
     }
 
 
+def _value_fields(entry: Any, data: Any) -> tuple[Any, ...]:
+    device = entry.device
+    return data, list(entry.batch_size), None if device is None else str(device)
+
+
+def _describe_values(node: Node, for_file: bool) -> dict[str, Any]:
+    """Return the metadata of a stack of values: one entry an element of its first dimension."""
+    stack = node.value
+    rest = torch.Size(stack.batch_size[1:])
+    rows = [NonTensorData(row, rest, stack.device) for row in stack.tolist()]
+    if for_file and values.tuple_paths(stack.tolist()) != []:
+        raise _not_json(stack.tolist(), node.path)
+    if len(rest) > 0:
+        nodes: dict[str, Node] = {}
+        for index, row in enumerate(rows):
+            inner = NonTensorStack._of(_flattened(row.data, len(rest)), rest, stack.device)
+            nodes[str(index)] = Node(inner, VALUES, (), node.path)
+        return _stack_level({}, {k: _describe_values(each, for_file) for k, each in nodes.items()})
+    return _stack_level({str(i): _value_fields(row, row.data) for i, row in enumerate(rows)}, {})
+
+
+def _flattened(data: list[Any], depth: int) -> list[Any]:
+    for _ in range(depth - 1):
+        data = [part for item in data for part in item]
+    return data
+
+
+def _stack_level(non_tensors: dict[str, Any], nested: dict[str, Any]) -> dict[str, Any]:
+    extra = {"stack_dim": 0, "stack_dim_name": None, "is_locked": False}
+    return {
+        "cls": VALUES.name,
+        "non_tensors": non_tensors,
+        "leaves": {},
+        "cls_metadata": extra,
+        **nested,
+    }
+
+
+def _not_json(data: Any, path: tuple[str, ...]) -> UnsafeFileError:
+    return UnsafeFileError(
+        "expected values that JSON keeps as they are in a consolidated file, found "
+        f"{type(data).__name__} at {format_entry(path)}: exclude the entry, or save with "
+        "td.memmap(prefix, allow_pickle=True)"
+    )
+
+
 def describe_class(value: Any) -> tuple[str, dict[str, Any]]:
     """Return the name of a kind in a consolidated file and what it is besides its entries."""
-    if hasattr(value, "tensordicts"):
-        return "LazyStackedTensorDict", {"stack_dim": value.stack_dim, "stack_dim_name": None}
+    if isinstance(value, LazyStackedTensorDict):
+        return LAZY.name, {"stack_dim": value.stack_dim, "stack_dim_name": value._dim_name}
     names = value._names or (None,) * len(value.batch_size)
     return "TensorDict", {
         "device": None if value.device is None else str(value.device),
@@ -424,30 +460,31 @@ def _build_dense(entries: dict[str, Any], extra: dict[str, Any], name: str) -> A
     return TensorDict._from_entries(entries, size, parse_device(extra.get("device"), name), names)
 
 
+def _build_stack(entries: dict[str, Any], extra: dict[str, Any], name: str) -> Any:
+    dim, label = extra.get("stack_dim"), extra.get("stack_dim_name")
+    numbers = [str(index) for index in range(len(entries))]
+    if type(dim) is not int or sorted(entries, key=len) != numbers:
+        raise bad_field(name, "the dimension and the elements of a stack", [dim, list(entries)])
+    try:
+        return LazyStackedTensorDict(*entries.values(), stack_dim=dim, stack_dim_name=label)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise bad_field(name, f"elements of one stack ({error})", dim) from error
+
+
 def _build_values(entries: dict[str, Any], extra: dict[str, Any], name: str) -> Any:
-    value = _only_value(entries, name)
-    found = NonTensorStack.from_nested(value.data, value.batch_size, value.device)
-    if found is None:
-        raise bad_field(name, f"values for the batch size {list(value.batch_size)}", value.data)
-    return found
-
-
-def _build_metadata(entries: dict[str, Any], extra: dict[str, Any], name: str) -> Any:
-    value = _only_value(entries, name)
-    return MetaData(value.data, value.batch_size, value.device)
-
-
-def _only_value(entries: dict[str, Any], name: str) -> Any:
-    value = entries.get("data")
-    if len(entries) != 1 or not isinstance(value, NonTensorData):
-        raise bad_field(name, "values under 'data'", list(entries))
-    return value
+    dim = extra.get("stack_dim")
+    if type(dim) is not int or not all(isinstance(e, NonTensorEntry) for e in entries.values()):
+        raise bad_field(name, "the dimension and the values of a stack", [dim, list(entries)])
+    try:
+        return NonTensorStack(*entries.values(), stack_dim=dim)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise bad_field(name, f"values of one stack ({error})", dim) from error
 
 
 BUILDERS: dict[Any, Any] = {
-    "TensorDict": _build_dense,
-    "NonTensorStack": _build_values,
-    "MetaData": _build_metadata,
+    DENSE.name: _build_dense,
+    LAZY.name: _build_stack,
+    VALUES.name: _build_values,
 }
 """Name of a kind in a consolidated file -> what makes it of entries and metadata."""
 
@@ -467,7 +504,8 @@ def _parse_slot(fields: Any, name: str) -> Slot:
 
 def _check_shares(slots: list[Slot], nbytes: int, name: str) -> None:
     position = 0
-    for slot in sorted(slots, key=lambda slot: (slot.start, slot.stop)):
+    filled = [slot for slot in slots if slot.stop != slot.start]
+    for slot in sorted(filled, key=lambda slot: slot.start):
         if slot.start != position:
             raise bad_field(name, f"a leaf that starts at byte {position}", slot.start)
         position = slot.stop

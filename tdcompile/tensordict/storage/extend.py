@@ -20,7 +20,15 @@ from tdcompile.errors import StorageError
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.keys import format_entry, unravel_key_to_tuple
 from tdcompile.tensordict.storage.archive import iterate_chunks
-from tdcompile.tensordict.storage.kinds import DENSE, VALUE, Leaf, Node, SaveOptions, lay_out
+from tdcompile.tensordict.storage.kinds import (
+    DENSE,
+    METADATA,
+    VALUE,
+    Leaf,
+    Node,
+    SaveOptions,
+    lay_out,
+)
 from tdcompile.tensordict.storage.load import Loader, load_memmap
 from tdcompile.tensordict.storage.memmap_tensor import MemoryMappedTensor, absolute
 from tdcompile.tensordict.storage.memory import Memory, memory_of
@@ -274,7 +282,7 @@ def _plan_rows(
             f"Cannot append rows: expected {type(saved.value).__name__} at {where}, found "
             f"{type(rows.value).__name__}"
         )
-    if saved.kind is VALUE:
+    if saved.kind in (VALUE, METADATA):
         if saved.value.data != rows.value.data:
             raise StorageError(
                 f"Cannot append rows whose value {rows.value.data!r} at {where} differs from the "

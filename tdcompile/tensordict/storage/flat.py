@@ -111,7 +111,9 @@ class FlatLayout:
             >>> flat_layout_of(td).block(torch.float32)
             tensor([1., 1., 1., 1., 1.])
         """
-        own = [slot for slot in self.slots if slot.dtype == dtype]
+        own = [slot for slot in self.slots if slot.dtype == dtype and slot.nbytes]
+        if not own:
+            return self.storage[:0].view(dtype)
         start = min(slot.start for slot in own)
         stop = max(slot.start + slot.nbytes for slot in own)
         if any(

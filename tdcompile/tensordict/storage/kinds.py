@@ -22,6 +22,7 @@ from tdcompile.tensordict.base import TensorDictBase
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.keys import format_entry
+from tdcompile.tensordict.lazy import LazyStackedTensorDict
 from tdcompile.tensordict.nontensor import MetaData, NonTensorData, NonTensorDataBase
 from tdcompile.tensordict.nontensor_stack import NonTensorStack
 from tdcompile.tensordict.storage import values
@@ -366,17 +367,15 @@ DENSE = Kind(
 
 # -- non-tensor values -------------------------------------------------------------------------
 
-_VALUE_CLASSES = {
-    f"<class 'tensordict.tensorclass.{cls.__name__}'>": cls for cls in (NonTensorData, MetaData)
-}
-_VALUE_TAGS = tuple(_VALUE_CLASSES)
+_TAG = "<class 'tensordict.tensorclass.{}'>"
+_SINGLE = {"NonTensorData": NonTensorData, "MetaData": MetaData}
 
 
 def _lay_out_value(node: Node, options: SaveOptions) -> None:
     if not options.with_files:
         return
-    is_metadata = isinstance(node.value, MetaData)
-    meta: dict[str, Any] = {"_type": _VALUE_TAGS[is_metadata]}
+    name = "MetaData" if isinstance(node.value, MetaData) else "NonTensorData"
+    meta: dict[str, Any] = {"_type": _TAG.format(name)}
     data = node.value.data
     tuples = values.tuple_paths(data)
     if tuples is not None:
@@ -395,8 +394,8 @@ def _load_value(
     loader: Loader, parts: tuple[str, ...], meta: dict[str, Any], batch_size: Any
 ) -> Any:
     size = torch.Size(()) if batch_size is None else batch_size
-    cls = _VALUE_CLASSES.get(meta.get("_type", ""), NonTensorData)
     name = loader.source.describe((*parts, META))
+    cls = _SINGLE["MetaData" if meta.get("_type") == _TAG.format("MetaData") else "NonTensorData"]
     if "data" in meta:
         extra = meta.get("_metadata")
         tuples = extra.get("tuples", []) if isinstance(extra, dict) else []
@@ -408,28 +407,20 @@ def _load_value(
 
 
 def _keep(value: Any, children: dict[str, Any], device: torch.device | None) -> Any:
-    return value
+    return value._carried()
 
 
 def _refuse(value: Any, key: str, child: Any) -> None:
     raise TensorDictShapeError(f"expected a tensordict to write {key!r} in, found {value!r}")
 
 
-VALUE = Kind(
-    "NonTensorData",
-    lambda value: isinstance(value, NonTensorDataBase),
-    lambda tag: tag in (*_VALUE_TAGS, "tensordict:NonTensorData"),
-    _lay_out_value,
-    _load_value,
-    _keep,
-    _refuse,
-)
+def _value_kind(name: str, matches: Callable[[Any], bool]) -> Kind:
+    tags = (_TAG.format(name), f"tensordict:{name}")
+    return Kind(name, matches, tags.__contains__, _lay_out_value, _load_value, _keep, _refuse)
 
 
-# -- a value for each element: a list in the metadata, or pickled ---------------------------------
-
-_STACK = "<class 'tensordict.tensorclass.NonTensorStack'>"
-_PICKLE = "pickle.pkl"
+VALUE = _value_kind("NonTensorData", lambda value: isinstance(value, NonTensorDataBase))
+METADATA = _value_kind("MetaData", lambda value: isinstance(value, MetaData))
 
 
 def _lay_out_values(node: Node, options: SaveOptions) -> None:
@@ -437,11 +428,21 @@ def _lay_out_values(node: Node, options: SaveOptions) -> None:
         return
     stack = node.value
     data = stack.tolist()
-    device = None if stack.device is None else str(stack.device)
-    meta = {"_type": _STACK, "stack_dim": stack.stack_dim, "device": device, "data": data}
-    if values.tuple_paths(data) != []:
-        meta["data"] = _PICKLE
-        node.files[_PICKLE] = values.dump_pickle(data, node.path, options.allow_pickle)
+    tuples = values.tuple_paths(data)
+    meta = {
+        "_type": _TAG.format("NonTensorStack"),
+        "_format_version": 1,
+        "_class": "tensordict:NonTensorStack",
+        "stack_dim": stack.stack_dim,
+        "device": None if stack.device is None else str(stack.device),
+        "data": "pickle.pkl" if tuples is None else data,
+    }
+    # Ours: lists of a batch and lists that are values look the same.
+    meta["_batch_size"] = list(stack.batch_size)
+    if tuples:
+        meta["_tuples"] = tuples
+    if tuples is None:
+        node.files["pickle.pkl"] = values.dump_pickle(data, node.path, options.allow_pickle)
     node.files[META] = values.dump_json(meta)
 
 
@@ -450,20 +451,28 @@ def _load_values(
 ) -> Any:
     name = loader.source.describe((*parts, META))
     data = meta.get("data")
-    if data == _PICKLE:
-        data = loader.unpickle((*parts, _PICKLE))
+    if data == "pickle.pkl":
+        data = loader.unpickle((*parts, "pickle.pkl"))
+    elif isinstance(data, list):
+        data = values.restore_tuples(data, meta.get("_tuples", []), name)
     if not isinstance(data, list):
-        raise bad_field(name, "a list of values", data)
-    stack = NonTensorStack.from_list(data, device=parse_device(meta.get("device"), name))
-    if batch_size is not None and stack.batch_size[: len(batch_size)] != batch_size:
-        raise bad_field(name, f"values for the batch size {tuple(batch_size)}", stack.batch_size)
-    return stack
+        raise bad_field(name, "the values of a stack as a list", data)
+    device = parse_device(meta.get("device"), name)
+    if "_batch_size" not in meta:
+        return NonTensorStack.from_list(data, device)
+    size = parse_shape(meta["_batch_size"], name)
+    items: list[Any] = [data]
+    for length in size:
+        if any(not isinstance(item, list) or len(item) != length for item in items):
+            raise bad_field(name, f"nested lists of the batch size {list(size)}", data)
+        items = [part for item in items for part in item]
+    return NonTensorStack._of(items, size, device)
 
 
 VALUES = Kind(
     "NonTensorStack",
     lambda value: isinstance(value, NonTensorStack),
-    lambda tag: tag in (_STACK, "tensordict:NonTensorStack"),
+    lambda tag: tag in ("tensordict:NonTensorStack", _TAG.format("NonTensorStack")),
     _lay_out_values,
     _load_values,
     _keep,
@@ -516,5 +525,62 @@ TENSORCLASS = Kind(
     _refuse,
 )
 
-for _kind in (DENSE, VALUE, VALUES, TENSORCLASS):
+# -- lazy stacks: a folder an element, named by its number ------------------------------------
+
+_STACK = "<class 'tensordict._lazy.LazyStackedTensorDict'>"
+
+
+def _lay_out_stack(node: Node, options: SaveOptions) -> None:
+    stack = node.value
+    for index, element in enumerate(stack.tensordicts):
+        key = str(index)
+        node.children[key] = lay_out(element, options, (*node.parts, key), (*node.path, key))
+    meta = {
+        "_type": _STACK,
+        "_format_version": 1,
+        "_class": "tensordict:LazyStackedTensorDict",
+        "stack_dim": stack.stack_dim,
+        "stack_dim_name": stack._dim_name,
+        # Ours: a folder that lost its last elements is found out.
+        "_count": len(stack.tensordicts),
+        "_element_shape": list(stack._first().batch_size),
+    }
+    node.files[META] = values.dump_json(meta)
+
+
+def _load_stack(
+    loader: Loader, parts: tuple[str, ...], meta: dict[str, Any], batch_size: Any
+) -> Any:
+    name = loader.source.describe((*parts, META))
+    dim, label, count = (meta.get(key) for key in ("stack_dim", "stack_dim_name", "_count"))
+    if type(dim) is not int or not (label is None or isinstance(label, str)):
+        raise bad_field(name, "the dimension of a stack and its name", [dim, label])
+    if count is None:
+        count = 0
+        while loader.source.exists((*parts, str(count), META)):
+            count += 1
+    if type(count) is not int or count < 0:
+        raise bad_field(name, "the number of elements of a stack", count)
+    elements = [loader.load((*parts, str(index))) for index in range(count)]
+    shape = None if elements else parse_shape(meta.get("_element_shape", []), name)
+    try:
+        return LazyStackedTensorDict(
+            *elements, stack_dim=dim, stack_dim_name=label, batch_size=shape, device=loader.device
+        )
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise bad_field(name, f"elements of one stack ({error})", dim) from error
+
+
+LAZY = Kind(
+    "LazyStackedTensorDict",
+    lambda value: isinstance(value, LazyStackedTensorDict),
+    lambda tag: tag in ("tensordict:LazyStackedTensorDict", _STACK),
+    _lay_out_stack,
+    _load_stack,
+    lambda value, children, device: value._like(children.values()),
+    _refuse,
+)
+
+
+for _kind in (DENSE, VALUE, METADATA, VALUES, TENSORCLASS, LAZY):
     register(_kind)

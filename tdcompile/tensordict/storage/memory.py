@@ -39,10 +39,18 @@ class Memory:
         self.layout = layout
 
 
+def record_of(td: Any) -> tuple[str, Path | None] | None:
+    """Return what a pickle keeps of a record: kind and folder; the block is pickled otherwise."""
+    record = getattr(td, "_memory", None)
+    if not isinstance(record, Memory) or record.kind == "consolidated":
+        return None
+    return record.kind, record.path
+
+
 def memory_of(td: Any, kind: str) -> Memory | None:
     """Return the record of a tensordict if it is of that kind and still true."""
-    record: Memory | None = getattr(td, "_memory", None)
-    if record is None or record.kind != kind:
+    record = getattr(td, "_memory", None)
+    if not isinstance(record, Memory) or record.kind != kind:
         return None
     return record if _CHECKS[kind](td, record) else None
 

@@ -135,6 +135,11 @@ def save(
     targets = _Targets(root, like, copy_existing, existsok)
     for leaf in node.leaves():
         targets.add(leaf)
+    if inplace and any(isinstance(each.value, torch.nn.Module) for each in node.walk()):
+        raise StorageError(
+            "Cannot build a memmap TensorDict in-place of a TensorDictParams: its leaves are "
+            "parameters of a module; use memmap() or memmap_like(), which make a copy"
+        )
     if root is not None:
         files = targets.to_write + [
             ((*each.parts, name), _bytes_writer(data))
