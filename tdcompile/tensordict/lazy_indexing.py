@@ -49,6 +49,8 @@ class Picks(NamedTuple):
     is_wide: bool
     """Whether the index is for an element with the stack dimension in it (of size 1), which then
     stands at `place` of the result: advanced indices on both sides of a slice go to the front."""
+    model: tuple[Any, ...]
+    """An index of an element like those in `indices`, of which there may be none."""
 
 
 def pick(items: tuple[Any, ...], stack_dim: int, count: int) -> Picks:
@@ -59,6 +61,7 @@ def pick(items: tuple[Any, ...], stack_dim: int, count: int) -> Picks:
         stack_dim: the stack dimension.
         count: the number of elements.
     """
+    items = _with_positions(items)
     at, dim = None, 0
     advanced: list[int] = []
     for place, item in enumerate(items):
@@ -81,13 +84,13 @@ def pick(items: tuple[Any, ...], stack_dim: int, count: int) -> Picks:
         is_wide = bool(advanced) and advanced[0] < at < advanced[-1]
         index = (*items[:at], _FULL, *items[at + 1 :]) if is_wide else rest
         place = _place_of(items, advanced, at)
-        return Picks(elements, [index] * len(elements), place, 1, is_wide)
+        return Picks(elements, [index] * len(elements), place, 1, is_wide, index)
     if at not in advanced:
-        return Picks(int(item), rest, 0, 0, False)
+        return Picks(int(item), rest, 0, 0, False, rest)
     place = _block_place(items, advanced)
     if len(advanced) == 1:
         elements = item.tolist()
-        return Picks(elements, _like_lists(elements, rest), place, item.dim(), False)
+        return Picks(elements, _like_lists(elements, rest), place, item.dim(), False, rest)
     # Positions meet other advanced indices: one element each, indexed with integers.
     tensors = [_as_positions(items[i]) for i in advanced]
     shape = broadcast_batch_size(*[tensor.shape for tensor in tensors])
@@ -95,7 +98,19 @@ def pick(items: tuple[Any, ...], stack_dim: int, count: int) -> Picks:
     depth = tensors[0].dim()
     lists = {i: tensor.tolist() for i, tensor in zip(advanced, tensors, strict=True)}
     indices = _zip_lists(items, lists, at, depth)
-    return Picks(lists[at], indices, place, depth, False)
+    model = _zip_lists(items, dict.fromkeys(advanced, 0), at, 0)
+    return Picks(lists[at], indices, place, depth, False, model)
+
+
+def _with_positions(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Replace masks, which a write of one number keeps, by the positions that they stand for."""
+    found: list[Any] = []
+    for item in items:
+        if isinstance(item, Tensor) and item.dtype == torch.bool and item.dim() > 0:
+            found.extend(item.nonzero().unbind(1))
+        else:
+            found.append(item)
+    return tuple(found)
 
 
 def _is_bool(item: Any) -> bool:
@@ -246,11 +261,7 @@ class LazyIndexingMixin(TensorDictState):
 
     def _empty_pick(self, picks: Picks) -> Any:
         """Return a tensordict without entries that stands for a picked element."""
-        index = picks.indices
-        while isinstance(index, list) and index:
-            index = index[0]
-        template = self._first().empty()
-        return template if isinstance(index, list) else self._one(template, index, picks)
+        return self._one(self._first().empty(), picks.model, picks)
 
     # -- writing -----------------------------------------------------------------------------------
 

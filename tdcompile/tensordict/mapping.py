@@ -177,10 +177,12 @@ class MappingMixin(TensorDictState, TensorCollection):
 
     def _has_path(self, path: tuple[str, ...]) -> bool:
         value: Any = self
-        for name in path:
+        last = len(path) - 1
+        for depth, name in enumerate(path):
             if not isinstance(value, MappingMixin) or name not in value._entries:
                 return False
-            value = value._entries[name]
+            if depth < last:
+                value = value._entries[name]
         return True
 
     def __len__(self) -> int:

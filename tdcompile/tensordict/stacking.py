@@ -290,7 +290,8 @@ def _padded_form(td: Any, padding: float, mask_key: Any) -> Any:
             entries[key] = torch.nested.to_padded_tensor(value, padding)
             if mask is None and -1 in td._batch_size:
                 ones = torch.nested.nested_tensor(
-                    [torch.ones_like(piece, dtype=torch.bool) for piece in value.unbind()]
+                    [torch.ones_like(piece, dtype=torch.bool) for piece in value.unbind()],
+                    layout=value.layout,
                 )
                 mask = torch.nested.to_padded_tensor(ones, False)
                 mask = mask.flatten(batch_dims)[..., 0] if mask.dim() > batch_dims else mask
