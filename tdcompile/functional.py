@@ -8,17 +8,23 @@ Invariant: nothing is defined here.
 from __future__ import annotations
 
 from tdcompile.tensordict import (
+    collate,
+    dense_stack_tds,
     group_by,
     make_tensordict,
     merge_tensordicts,
     pad,
     pad_sequence,
+    unpad_sequence,
 )
 
 __all__ = [
+    "collate",
+    "dense_stack_tds",
     "group_by",
     "make_tensordict",
     "merge_tensordicts",
     "pad",
     "pad_sequence",
+    "unpad_sequence",
 ]

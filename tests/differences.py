@@ -564,6 +564,13 @@ DIFFERENCES: list[Difference] = [
     *_rows(
         "Conversions",
         (
+            'rows = __import__("numpy").array([("x",), ("y",)], dtype=[("s", "U3")])\n'
+            'str(TensorDict.from_struct_array(rows)[1]["s"])',
+            "\"['x' 'y']\"",
+            "'y'",
+            "a text of a record belongs to its row, so that indexing takes it along",
+        ),
+        (
             'rows = TensorDict({"n": TensorDict({"x": torch.ones(1, 1)}, [1, 1])}, [1])\n'
             "TensorDict(b=rows).tolist(tolist_first=True)",
             "{'b': [{'n': {'x': tensor([1.])}}]}",

@@ -58,7 +58,7 @@ from tdcompile.tensordict.nontensor_stack import NonTensorStack
 from tdcompile.tensordict.padding import pad
 from tdcompile.tensordict.params import TensorDictParams
 from tdcompile.tensordict.pytree import register_pytree
-from tdcompile.tensordict.sequences import pad_sequence
+from tdcompile.tensordict.sequences import pad_sequence, unpad_sequence
 from tdcompile.tensordict.stacking import dense_stack_tds, maybe_dense_stack
 from tdcompile.tensordict.storage.archive import (
     is_memmap_archive,
@@ -160,6 +160,7 @@ __all__ = [
     "tensorclass",
     "to_safetensors",
     "unpack_memmap",
+    "unpad_sequence",
     "unravel_key",
     "unravel_key_list",
     "unravel_key_to_tuple",

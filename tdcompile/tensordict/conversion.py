@@ -21,7 +21,7 @@ from torch import Tensor
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.keys import unravel_key_to_tuple
 from tdcompile.tensordict.metadata import as_size
-from tdcompile.tensordict.nontensor import NonTensorData, NonTensorEntry
+from tdcompile.tensordict.nontensor import NonTensorData, NonTensorDataBase
 from tdcompile.tensordict.state import TensorDictState
 
 if TYPE_CHECKING:
@@ -42,6 +42,9 @@ class ConversionMixin(TensorDictState):
     if TYPE_CHECKING:
         from_dict: Any
         from_any: Any
+        maybe_dense_stack: Any
+        lazy_stack: Any
+        stack: Any
         clone: Any
         lock_: Any
 
@@ -111,6 +114,69 @@ class ConversionMixin(TensorDictState):
                 f"{type(named_tuple).__name__}: use from_tuple or from_any"
             )
         result: Self = _from_items(cls, items, auto_batch_size, batch_dims, device, batch_size)
+        return result
+
+    @classmethod
+    def from_list(
+        cls,
+        input: Sequence[Any],
+        *,
+        auto_batch_size: bool | None = None,
+        batch_size: Any = None,
+        device: Any = None,
+        batch_dims: int | None = None,
+        names: Any = None,
+        lazy: bool | None = None,
+    ) -> Any:
+        """Return a stack of the dictionaries and tensordicts of a list.
+
+        Args:
+            input: dictionaries, which are converted as by ``from_dict``, and tensordicts, which are
+                stacked as they are.
+            auto_batch_size: take the longest leading shape that all leaves of an element share.
+            batch_size: of the result, ``(len(input), *B)``.
+            device: every leaf of a dictionary is moved there.
+            batch_dims: of the result, at most so many batch dimensions.
+            names: a name or ``None`` for each batch dimension of the result.
+            lazy: stack lazily, or densely (``False``); by default densely where shapes allow.
+
+        Raises:
+            ValueError: if `batch_size` does not start with the number of elements.
+            TypeError: if an element is neither a dictionary nor a tensordict.
+
+        Example:
+            >>> TensorDict.from_list([{"a": 1}, {"a": 2}])["a"]
+            tensor([1, 2])
+        """
+        kwargs: dict[str, Any] = {"auto_batch_size": auto_batch_size, "device": device}
+        items = list(input)
+        if batch_size is not None:
+            size = as_size(batch_size)
+            if len(size) == 0 or size[0] != len(items):
+                raise ValueError(
+                    f"expected a batch size that starts with {len(items)}, the length of the list; "
+                    f"found {list(size)}"
+                )
+            kwargs["batch_size"] = size[1:]
+        if batch_dims is not None:
+            kwargs["batch_dims"] = batch_dims - 1
+        elements: list[Any] = []
+        for item in items:
+            if isinstance(item, TensorCollection):
+                elements.append(item)
+            elif isinstance(item, Mapping):
+                elements.append(cls.from_dict(item, **kwargs))
+            else:
+                raise TypeError(
+                    f"expected dictionaries and tensordicts in the list, found a "
+                    f"{type(item).__name__}"
+                )
+        if lazy is None:
+            result = cls.maybe_dense_stack(elements, 0)
+        else:
+            result = (cls.lazy_stack if lazy else cls.stack)(elements, 0)
+        if names is not None and len(names) == result.batch_dims:
+            result.names = names
         return result
 
     @classmethod
@@ -313,7 +379,7 @@ class ConversionMixin(TensorDictState):
 
 def bare(value: Any) -> Any:
     """Return what a non-tensor entry stands for: its value, or the list of a stack of values."""
-    return value._bare() if isinstance(value, NonTensorEntry) else value.tolist()
+    return value.data if isinstance(value, NonTensorDataBase) else value.tolist()
 
 
 def generic_class(names: tuple[str, ...]) -> Any:

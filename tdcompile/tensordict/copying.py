@@ -17,6 +17,7 @@ from torch import Tensor
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.keys import NO_DEFAULT
 from tdcompile.tensordict.nontensor import LeafKind, NonTensorData, NonTensorEntry
+from tdcompile.tensordict.nontensor_stack import LinkedList
 from tdcompile.tensordict.state import TensorDictState
 from tdcompile.tensordict.storage.flat import flat_layout_of
 from tdcompile.tensordict.storage.memory import Memory, record_of
@@ -165,6 +166,7 @@ class CopyingMixin(TensorDictState):
         convert_nodes: bool = True,
         convert_tensors: Any = False,
         tolist_first: bool = False,
+        as_linked_list: bool = False,
     ) -> Any:
         """Return nested lists over the batch dimensions, with a dictionary for each element.
 
@@ -172,6 +174,7 @@ class CopyingMixin(TensorDictState):
             convert_nodes: make dictionaries of the elements; otherwise they are tensordicts.
             convert_tensors: as in :meth:`to_dict`.
             tolist_first: as in :meth:`to_dict`.
+            as_linked_list: return a list whose items, when they are set, are written here, too.
 
         Raises:
             TypeError: if `convert_tensors` is set and `convert_nodes` is not.
@@ -191,7 +194,8 @@ class CopyingMixin(TensorDictState):
             "convert_tensors": convert_tensors,
             "tolist_first": tolist_first,
         }
-        return [row.tolist(**kwargs) for row in self.unbind(0)]  # type: ignore[attr-defined]
+        rows = [row.tolist(**kwargs) for row in self.unbind(0)]  # type: ignore[attr-defined]
+        return _LinkedRows(rows, self) if as_linked_list else rows
 
     def __copy__(self) -> Self:
         return self.clone(False)
@@ -242,6 +246,15 @@ class CopyingMixin(TensorDictState):
             slots._memory = Memory(*state["memory"])
         if state["is_locked"]:
             slots.lock_()
+
+
+class _LinkedRows(LinkedList):
+    """The elements of a tensordict as a list; assigning to an item writes to the tensordict."""
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if self._stack is not None:
+            self._stack[index] = value
+        list.__setitem__(self, index, value)
 
 
 def _new(cls: type) -> Any:

@@ -1,6 +1,6 @@
 """Stacking tensordicts of several lengths: padded to one length, and cut apart again.
 
-Key names: :func:`pad_sequence`.
+Key names: :func:`pad_sequence`, :func:`unpad_sequence`.
 
 Symbols: ``N`` samples, ``*B`` batch dimensions of a sample, ``L`` the greatest length.
 
@@ -21,6 +21,7 @@ from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.functional import stack
 from tdcompile.tensordict.keys import format_entry, format_key, unravel_key_to_tuple
+from tdcompile.tensordict.lazy import lazy_stack
 from tdcompile.tensordict.padding import pad_leaf, pad_non_tensor
 
 if TYPE_CHECKING:
@@ -222,3 +223,109 @@ class _Padder:
 
 def _without(shape: torch.Size, dim: int) -> torch.Size:
     return torch.Size((*shape[:dim], *shape[dim + 1 :]))
+
+
+def unpad_sequence(padded: Any, mask: Any = None, *, pad_dim: int = 0) -> Any:
+    """Cut a padded batch into its samples again, the inverse of :func:`pad_sequence`.
+
+    Lengths are read from the masks, which needs their values: a trace ends here.
+
+    Args:
+        padded: tensordict of batch size ``(N, *B)``.
+        mask: a tensordict of masks, laid out as :func:`pad_sequence` does it; or a boolean tensor
+            ``(N, L)`` for all leaves. By default the entry ``"masks"``, which the samples then
+            lack. In a row, what is true has to be one run.
+        pad_dim: the dimension of a sample that was padded.
+
+    Returns:
+        A lazy stack of ``N`` samples, whose leaves are views of those of `padded`.
+
+    Raises:
+        ValueError: if there is no batch dimension, no mask, or a mask of another shape or of
+            several runs.
+        KeyError: if a leaf has no mask.
+
+    Example:
+        >>> tds = [TensorDict({"a": torch.arange(n)}, [n]) for n in (1, 3)]
+        >>> [td["a"].tolist() for td in unpad_sequence(pad_sequence(tds, return_mask=True))]
+        [[0], [0, 1, 2]]
+    """
+    if padded.batch_dims == 0:
+        raise ValueError("expected the samples along a batch dimension, found batch_size=[]")
+    if mask is None:
+        mask = padded.get("masks", None)
+        if mask is None:
+            raise ValueError(
+                "expected masks, found neither an argument nor an entry 'masks': pass mask=, or "
+                "pad with return_mask=True"
+            )
+        padded = padded.exclude("masks")
+    count = padded.batch_size[0]
+    if isinstance(mask, Tensor) and (mask.ndim != 2 or mask.shape[0] != count):
+        raise ValueError(f"expected a mask of shape [{count}, L], found {list(mask.shape)}")
+    runs: dict[_Path, list[tuple[int, int, int]]] = {}
+    _collect_runs(padded, padded.batch_dims - 1, mask, pad_dim, (), runs)
+    return lazy_stack([_cut(padded[row], row, runs, ()) for row in range(count)], 0)
+
+
+def _collect_runs(
+    td: Any, batch_dims: int, mask: Any, pad_dim: int, path: _Path, runs: dict[_Path, Any]
+) -> None:
+    """For each leaf and row: the dimension that was padded, where data starts, how many there are.
+
+    What is under the path of a level, ``()`` at the top, holds for its batch size; it is missing if
+    no batch dimension was padded.
+    """
+    for name, leaf in td._entries.items():
+        at = (*path, name)
+        if isinstance(leaf, TensorCollection):
+            _collect_runs(leaf, batch_dims, mask, pad_dim, at, runs)
+        elif isinstance(leaf, Tensor):
+            own = mask if isinstance(mask, Tensor) else mask.get(at, None)
+            if not isinstance(own, Tensor):
+                raise KeyPathError(f"expected a mask for {format_entry(at)}, found none")
+            if not 1 - leaf.ndim <= pad_dim < leaf.ndim - 1:
+                raise IndexError(
+                    f"expected pad_dim to be a dimension of every sample, found {pad_dim} for "
+                    f"shape {list(leaf.shape[1:])} of {format_entry(at)}"
+                )
+            dim = pad_dim % (leaf.ndim - 1)
+            in_batch = dim < batch_dims and own.ndim == batch_dims + 1
+            flat = own.movedim(dim + 1, -1) if in_batch and own is not mask else own
+            flat = flat.reshape(own.shape[0], -1, flat.shape[-1]).any(1)
+            runs[at] = [(dim, *_run(row, at)) for row in flat.tolist()]
+            if dim < batch_dims and (in_batch or own is mask):
+                runs.setdefault(path, runs[at])
+    if path[:-1] in runs:
+        runs.setdefault(path, runs[path[:-1]])
+
+
+def _run(row: list[bool], path: _Path) -> tuple[int, int]:
+    length = sum(row)
+    start = row.index(True) if length else 0
+    if not all(row[start : start + length]):
+        raise ValueError(
+            f"expected the data of a row to be one run, found gaps in the mask of "
+            f"{format_entry(path)}"
+        )
+    return start, length
+
+
+def _cut(td: Any, row: int, runs: dict[_Path, Any], path: _Path) -> Any:
+    size = list(td.batch_size)
+    whole = runs.get(path)
+    if whole is not None:
+        size[whole[row][0]] = whole[row][2]
+    entries: dict[str, Any] = {}
+    for name, value in td._entries.items():
+        if isinstance(value, Tensor):
+            entries[name] = value.narrow(*runs[*path, name][row])
+        elif isinstance(value, TensorCollection):
+            entries[name] = _cut(value, row, runs, (*path, name))
+        elif whole is not None:
+            dim, start, length = whole[row]
+            after = td.batch_size[dim] - start - length
+            entries[name] = pad_non_tensor(value, [(0, 0)] * dim + [(-start, -after)])
+        else:
+            entries[name] = value
+    return td._from_entries(entries, torch.Size(size), td._device, td._names)

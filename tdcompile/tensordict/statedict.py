@@ -131,7 +131,9 @@ class StateDictMixin(TensorDictState):
         if from_flatten is None:
             nested = any(isinstance(value, Mapping) for value in state_dict.values())
             same = state_dict.keys() == self._entries.keys()
-            from_flatten = metadata is not None and not nested and not same
+            # Non-tensor entries of a flat state dict stand in its metadata alone.
+            has_more = metadata is not None and len(metadata) > 1
+            from_flatten = metadata is not None and not nested and (has_more or not same)
         level = _unflatten(self, state_dict, metadata) if from_flatten else _nested(state_dict)
         plan = _Plan(strict, assign)
         plan.add(self, level, ())

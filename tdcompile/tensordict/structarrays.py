@@ -17,7 +17,8 @@ from torch import Tensor
 
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.conversion import bare
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor import NonTensorData, NonTensorEntry
+from tdcompile.tensordict.nontensor_stack import NonTensorStack
 from tdcompile.tensordict.state import TensorDictState
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 # Text shorter than this gets so many characters anyway.
 _MIN_TEXT = 10
+# Dtypes of numpy that stay as they are: text, bytes, times.
+_TEXT_KINDS = "USMm"
 
 
 class StructArraysMixin(TensorDictState):
@@ -125,8 +128,11 @@ def _field(cls: Any, array: Any) -> Any:
         return torch.tensor(array) if array.dtype.kind in "biufc" else _non_tensor(array)
 
 
-def _non_tensor(array: Any) -> NonTensorData:
-    return NonTensorData(array if getattr(array, "ndim", 0) else array.item(), array.shape)
+def _non_tensor(array: Any) -> NonTensorEntry:
+    """One value for each record."""
+    if getattr(array, "ndim", 0) == 0:
+        return NonTensorData(array.item())
+    return NonTensorStack.from_list(array.tolist())
 
 
 def _columns(td: Any, size: torch.Size) -> dict[str, Any]:
@@ -142,7 +148,9 @@ def _columns(td: Any, size: torch.Size) -> dict[str, Any]:
         else:
             data = bare(value)
             if not isinstance(data, np.ndarray) or data.shape[: len(size)] != tuple(size):
-                texts = np.array(data if isinstance(data, list) else str(data), dtype=str)
+                texts = np.array(data)
+                if texts.dtype.kind not in _TEXT_KINDS:
+                    texts = np.array(data if isinstance(data, list) else str(data), dtype=str)
                 data = np.broadcast_to(texts, tuple(size) + texts.shape[len(size) :])
             columns[name] = data
     return columns

@@ -141,7 +141,54 @@ def rows(p):
     return p.TensorDict({"a": torch.arange(4).view(2, 2), "b": nested, "s": "x", "q": None}, [2])
 
 
+LISTS = {
+    "dense": lambda p: p.TensorDict.from_list([{"a": Z(3)}, {"a": ONES(3)}]),
+    "auto": lambda p: p.TensorDict.from_list([{"a": Z(3)}] * 2, auto_batch_size=True, names="ab"),
+    "batch_size": lambda p: p.TensorDict.from_list([{"a": Z(3)}] * 2, batch_size=[2, 3]),
+    "names": lambda p: p.TensorDict.from_list([{"a": Z(3)}] * 2, batch_size=[2, 3], names="ab"),
+    "names_unused": lambda p: p.TensorDict.from_list([{"a": Z(3)}] * 2, names=["a", "b"]),
+    "batch_dims": lambda p: p.TensorDict.from_list([{"a": Z(3, 4)}] * 2, batch_dims=2),
+    "ragged": lambda p: p.TensorDict.from_list([{"a": Z(3)}, {"a": Z(4)}]).batch_size,
+    "ragged_type": lambda p: type(p.TensorDict.from_list([{"a": Z(3)}, {"b": Z(4)}])).__name__,
+    "ragged_dense": lambda p: p.TensorDict.from_list([{"a": Z(3)}, {"a": Z(4)}], lazy=False),
+    "lazy": lambda p: type(p.TensorDict.from_list([{"a": Z(3)}] * 2, lazy=True)).__name__,
+    "tensordicts": lambda p: p.TensorDict.from_list([example(p).select("a", "n")] * 2),
+    "device": lambda p: p.TensorDict.from_list([{"a": Z(3)}] * 2, device="meta"),
+    "nothing": lambda p: p.TensorDict.from_list([]),
+    "length": lambda p: p.TensorDict.from_list([{"a": Z(3)}], batch_size=[2, 3]),
+    "both": lambda p: p.TensorDict.from_list([{"a": Z(3)}] * 2, batch_size=[2], batch_dims=1),
+    "numbers": lambda p: p.TensorDict.from_list([1, 2]),
+    "text": lambda p: p.TensorDict.from_list([{"a": "x"}, {"a": "s"}])["a"],
+}
+
+
+@pytest.mark.parametrize("program", LISTS.values(), ids=LISTS)
+def test_list_becomes_the_stack_of_the_oracle(program):
+    run_both(program)
+
+
+def test_linked_list_of_rows_writes_to_the_tensordict():
+    td = TensorDict({"a": torch.arange(3)}, [3])
+    listed = td.tolist(as_linked_list=True)
+    listed[1] = {"a": torch.tensor(7)}
+    assert td["a"].tolist() == [0, 7, 2]
+    assert listed == [{"a": 0}, {"a": 7}, {"a": 2}]
+
+
+def test_text_of_a_struct_array_belongs_to_its_row():
+    td = TensorDict.from_struct_array(RECORDS)
+    assert td["name"] == ["Rex", "Fido"]
+    assert td[1]["name"] == "Fido"
+
+
+def values(p):
+    return torch.stack([p.TensorDict(s="a", x=1), p.TensorDict(s="b", x=2)])
+
+
 TO = {
+    "stack_numpy": lambda p: repr(list(values(p).numpy()["s"])),
+    "stack_namedtuple": lambda p: list(values(p).to_namedtuple().s),
+    "stack_struct": lambda p: values(p).to_struct_array().tolist(),
     "tolist": lambda p: rows(p).tolist(),
     "tolist_tensors": lambda p: rows(p).tolist(convert_tensors=True),
     "tolist_numpy": lambda p: repr(rows(p).tolist(convert_tensors="numpy")),

@@ -7,7 +7,7 @@ import torch
 from oracle import run_both
 
 import tdcompile
-from tdcompile.tensordict import TensorDict, pad_sequence
+from tdcompile.tensordict import TensorDict, pad_sequence, unpad_sequence
 
 ONES = torch.ones
 
@@ -133,9 +133,76 @@ def test_pad_sequence_with_other_keys_is_refused():
         pad_sequence([TensorDict(a=ONES(2)), TensorDict(b=ONES(2))])
 
 
+def lists(stack):
+    leaves = [{key: td[key].tolist() for key in td.keys(True, True)} for td in stack]
+    return [tuple(td.batch_size) for td in stack], leaves
+
+
+UNPAD = {
+    "batch_dim": lambda p: p.pad_sequence(batched(p, 2, 4, 0), return_mask=True),
+    "batch_dim_left": lambda p: p.pad_sequence(
+        batched(p, 2, 4), return_mask=True, padding_side="left"
+    ),
+    "feature_dim": lambda p: p.pad_sequence(ragged(p, 1, 3), return_mask=True),
+    "no_masks": lambda p: p.pad_sequence(ragged(p, 1, 3)),
+    "no_batch": lambda p: p.TensorDict(a=1),
+}
+
+
+@pytest.mark.parametrize("program", UNPAD.values(), ids=UNPAD)
+def test_unpad_sequence_matches_oracle(program):
+    run_both(lambda p: lists(p.unpad_sequence(program(p))))
+
+
+MASKS = {
+    "vector": [[1, 0, 0, 0], [1, 1, 1, 1]],
+    "gap": [[1, 0, 1, 0], [1, 1, 1, 1]],
+    "rows": [[1, 0, 1, 0]],
+}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_unpad_sequence_by_one_mask_matches_oracle(mask):
+    mask = torch.tensor(mask, dtype=torch.bool)
+    run_both(lambda p: lists(p.unpad_sequence(p.pad_sequence(batched(p, 2, 4)), mask)))
+
+
+@pytest.mark.parametrize("pad_dim", [-1, 1], ids=str)
+def test_unpad_sequence_over_the_last_dim_matches_oracle(pad_dim):
+    def program(p):
+        samples = [p.TensorDict({"a": ONES(3, n)}, [3]) for n in (1, 2)]
+        padded = p.pad_sequence(samples, pad_dim=pad_dim, return_mask=True)
+        return lists(p.unpad_sequence(padded, pad_dim=pad_dim))
+
+    run_both(program)
+
+
+def test_unpad_sequence_gives_views_and_cuts_values_that_are_no_tensors():
+    samples = [TensorDict({"a": ONES(n), "s": "k"}, [n]) for n in (2, 4)]
+    padded = pad_sequence(samples, return_mask=True)
+    assert padded.get("s").tolist() == [["k", "k", None, None], ["k"] * 4]
+    first = unpad_sequence(padded)[0]
+    assert first["s"] == ["k", "k"]
+    assert first["a"].untyped_storage().data_ptr() == padded["a"].untyped_storage().data_ptr()
+
+
+NON_TENSOR = {
+    "one": lambda p: p.TensorDict({"s": "x"}, [3]).pad([1, 2]).get("s").tolist(),
+    "stack": lambda p: torch.stack([p.TensorDict(s="a"), p.TensorDict(s="b")]).pad([1, 0])["s"],
+    "cut": lambda p: torch.stack([p.TensorDict(s="a"), p.TensorDict(s="b")]).pad([-1, 1])["s"],
+    "two_dims": lambda p: p.TensorDict({"s": "x"}, [1, 2]).pad([0, 1, 1, 0]).get("s").tolist(),
+    "in_place": lambda p: p.TensorDict({"s": "x"}, [1]).pad([0, 1], inplace=True)["s"],
+}
+
+
+@pytest.mark.parametrize("program", NON_TENSOR.values(), ids=NON_TENSOR)
+def test_pad_of_values_that_are_no_tensors_matches_oracle(program):
+    run_both(program)
+
+
 COMPILED = {
     "pad": lambda td: td.pad([1, 0, 0, 2], value=3),
-    "pad_in_place": lambda td: td.clone().pad([1, 0], inplace=True),
+    "pad_in_place": lambda td: (td + 0).pad([1, 0], inplace=True),
     "pad_sequence": lambda td: pad_sequence([td, td.pad([0, 2])], return_mask=True),
     "pad_sequence_left": lambda td: pad_sequence(
         [td, td.pad([0, 0, 0, 2])], pad_dim=1, padding_value={"a": 5}, padding_side="left"

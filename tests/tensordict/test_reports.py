@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import tdcompile
-from tdcompile import TensorClass, TensorDict, tensorclass
+from tdcompile import NonTensorStack, TensorClass, TensorDict, tensorclass
 from tdcompile.errors import InvalidKeyError, TensorDictIndexError, TensorDictShapeError
 
 ONES = torch.ones
@@ -417,3 +417,46 @@ def test_defaults_of_fields_hold_in_compiled_code():
     result, label = both(program, ONES(2))
     assert result.tolist() == [3.0, 3.0]
     assert label == "none"
+
+
+# -- stacks of values that are no tensors ----------------------------------------------------------
+
+
+@tensorclass
+class Named:
+    """A tensor and a name."""
+
+    w: torch.Tensor
+    name: str
+
+
+def named_rows(*names):
+    return torch.stack([Named(torch.tensor([float(i)]), name) for i, name in enumerate(names)])
+
+
+def test_advanced_index_of_names_copies_and_basic_index_does_not():
+    rows = named_rows("a", "b", "c")
+    picked = rows[torch.tensor([0, 0, 2])]
+    picked[torch.tensor([True, False, False])] = rows[torch.tensor([1])]
+    assert list(picked.name) == ["b", "a", "c"]
+    assert picked.w.flatten().tolist() == [1.0, 0.0, 2.0]
+    assert list(rows.name) == ["a", "b", "c"]
+    rows[1:][0] = rows[0]
+    assert list(rows.name) == ["a", "a", "c"]
+
+
+@pytest.mark.parametrize("values", ["aa", "ab"], ids=["equal", "different"])
+def test_stack_of_values_is_a_stack_whatever_they_are(values):
+    stacked = torch.stack([TensorDict(s=value) for value in values])
+    assert type(stacked.get("s")) is NonTensorStack
+    assert stacked["s"] == list(values)
+    assert torch.cat([stacked, stacked])["s"] == list(values) * 2
+    assert [row["s"] for row in stacked] == list(values)
+    stacked["s"][0] = "z"
+    stacked[1] = TensorDict(s="y")
+    assert stacked["s"] == ["z", "y"]
+
+
+def test_one_value_of_many_rows_is_one_value():
+    td = TensorDict({"s": "woof"}, [2])
+    assert td["s"] == "woof" == td[0]["s"]

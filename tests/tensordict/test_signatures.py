@@ -22,8 +22,15 @@ from tdcompile.api_names import SECTIONS
 # (holder, function, parameter) -> reason; "*" stands for any parameter.
 DEVIATIONS: dict[tuple[str, str, str], str] = {
     ("TensorDict", "clamp_min", "default"): "keyword only, as for all other operations",
-    ("TensorDict", "tolist", "as_linked_list"): "waits for stacks of non-tensor values",
     ("TensorDict", "sub_", "alpha"): "keyword only, as for add_",
+    **{
+        ("TensorDict", name, "*"): "handed on to memmap, which has them"
+        for name in ("save", "dumps")
+    },
+    **{
+        ("package level", name, "*"): "handed on to the method of this name"
+        for name in ("save", "memmap", "load", "load_memmap")
+    },
     ("package level", "from_dataclass", "*"): "options of the class, taken together",
     ("package level", "tensorclass", "*"): "options of the class, taken together",
     ("package level", "from_dict", "d"): "the same function as TensorDict.from_dict",

@@ -12,7 +12,7 @@ from oracle import example, run_both
 
 import tdcompile
 from tdcompile.errors import LockedError, TensorDictShapeError
-from tdcompile.tensordict import TensorDict
+from tdcompile.tensordict import MetaData, TensorDict
 
 Z, ONES = torch.zeros, torch.ones
 
@@ -226,3 +226,13 @@ def test_state_dict_compiled_is_one_graph_and_agrees_with_eager(program):
     for one, other in zip((found, *compiled.values()), (expected, *eager.values()), strict=True):
         about = getattr(other, "_metadata", None)
         assert getattr(one, "_metadata", None) == about
+
+
+def test_stacked_and_other_values_come_back():
+    td = torch.stack([TensorDict(s="a"), TensorDict(s="b")])
+    td.set("m", MetaData("note", td.batch_size))
+    for flatten in (True, False):
+        loaded = TensorDict({}, [2]).load_state_dict(td.state_dict(flatten=flatten), strict=False)
+        assert loaded["s"] == ["a", "b"]
+        assert type(loaded.get("m")) is MetaData
+        assert loaded["m"] == "note"
