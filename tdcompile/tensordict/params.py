@@ -66,7 +66,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
         (['net.w'], ['net.w', 'step'])
     """
 
-    _param_td: Any
+    _holder: _Holder
     no_convert: Any
 
     def __init__(
@@ -85,7 +85,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
             parameters = TensorDict(parameters)
         super().__init__()
         keep = object.__setattr__
-        keep(self, "_param_td", parameters)
+        keep(self, "_holder", _Holder(parameters))
         keep(self, "no_convert", no_convert)
         keep(self, "_is_locked", False)
         keep(self, "_lock_content", lock)
@@ -111,6 +111,10 @@ class TensorDictParams(TensorDictBase, nn.Module):
 
     # -- the held tensordict -------------------------------------------------------------------
 
+    @property
+    def _param_td(self) -> Any:
+        return self._holder.td
+
     def __getattr__(self, name: str) -> Any:
         """Return an entry as an attribute; a nested tensordict comes as a view of the same kind.
 
@@ -120,8 +124,8 @@ class TensorDictParams(TensorDictBase, nn.Module):
         modules: Any = self.__dict__.get("_modules") or {}
         if name in modules:
             return modules[name]
-        td = self.__dict__.get("_param_td")
-        value = None if td is None else td._entries.get(name)
+        holder = self.__dict__.get("_holder")
+        value = None if holder is None else holder.td._entries.get(name)
         if value is None:
             raise AttributeError(f"expected an attribute or an entry, found no {name!r}")
         if isinstance(value, TensorCollection) and not isinstance(value, nn.Module):
@@ -134,7 +138,7 @@ class TensorDictParams(TensorDictBase, nn.Module):
             object.__setattr__(self, name, value)
         elif isinstance(value, (nn.Parameter, nn.Buffer, nn.Module)):
             nn.Module.__setattr__(self, name, value)
-        elif name in self.__dict__.get("_param_td", ()):
+        elif "_holder" in self.__dict__ and name in self._param_td:
             raise TypeError(
                 f"expected a parameter or a buffer for the entry {name!r}, found "
                 f"{type(value).__name__}: write params[{name!r}] = value to convert it"
@@ -379,6 +383,18 @@ class TensorDictParams(TensorDictBase, nn.Module):
     def from_dict(cls, *args: Any, **kwargs: Any) -> Any:
         """Return the ``TensorDictParams`` of ``TensorDict.from_dict``; arguments as there."""
         return cls(TensorDict.from_dict(*args, **kwargs))
+
+
+class _Holder:
+    """What keeps the tensordict out of sight of those who map over attributes as over pytrees.
+
+    ``torch.export`` puts such a copy of the attributes of a module in their place.
+    """
+
+    __slots__ = ("td",)
+
+    def __init__(self, td: Any) -> None:
+        self.td = td
 
 
 class _Members(dict[str, Any]):

@@ -245,6 +245,27 @@ def test_params_in_place_and_backward_through_inductor():
     assert params.grad["a"].tolist() == [1.0] * 3
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_params_exported_are_parameters_and_stay_as_they_are(strict):
+    class Ensemble(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.params = make_params()
+
+        def forward(self, x):
+            return torch.stack([p["n", "b"] * x + p["a"] for p in self.params.unbind(0)])
+
+    module, x = Ensemble(), torch.arange(2.0)
+    td, before = module.params._param_td, list(module.params.values(True, True))
+    with tdcompile.install():
+        exported = torch.export.export(module, (x,), strict=strict)
+    assert torch.equal(exported.module()(x), module(x))
+    assert sorted(exported.state_dict) == ["params.a", "params.n.b"]
+    assert module.params._param_td is td
+    now = module.params.values(True, True)
+    assert all(one is other for one, other in zip(now, before, strict=True))
+
+
 def test_is_followed_is_served_while_installed_only():
     from tdcompile._compat import dynamo as seam
 
