@@ -575,7 +575,8 @@ def _gather_into(td: Any, dim: int, index: Tensor, out: Any, batch_dims: int, pa
                 value._map_leaves(gather_leaf, (dim, index), None, index.shape, origin, batch_dims)
             )
         elif isinstance(value, NonTensorEntry):
-            target._assign(value.gather(dim, index))  # type: ignore[attr-defined]
+            size = torch.Size((*index.shape, *value._batch_size[batch_dims:]))
+            target._assign(value._shaped(gather_leaf, (dim, index), size))
         elif isinstance(value, UnbatchedTensor):
             target.copy_(value)
         elif isinstance(value, Tensor):

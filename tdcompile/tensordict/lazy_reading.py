@@ -9,7 +9,9 @@ Invariant: what needs no stacked tensor makes none, so that it works where shape
 
 from __future__ import annotations
 
+import inspect
 import weakref
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -21,11 +23,16 @@ from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.elements import dense_form
 from tdcompile.tensordict.keys import NO_DEFAULT, unravel_key_to_tuple
 from tdcompile.tensordict.lazy_entries import column_of, nested
+from tdcompile.tensordict.nontensor import NonTensorEntry
 from tdcompile.tensordict.state import TensorDictState
 from tdcompile.tensordict.storage.flat import flat_layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+# Slots that are unset until there is something.
+_UNSET = ("_last_op", "_lock_parents", "_open_ops")
 
 
 class LazyReadingMixin(TensorDictState):
@@ -45,6 +52,35 @@ class LazyReadingMixin(TensorDictState):
         _get_path: Callable[[tuple[str, ...], Any], Any]
         batch_size: torch.Size
         batch_dims: int
+
+    # -- elements that are tensorclasses -----------------------------------------------------------
+
+    def _element_tensorclass(self) -> Any:
+        """Return the tensorclass of the elements; ``None`` if they are not all of one."""
+        kinds = {type(td) for td in self.tensordicts}
+        kind = kinds.pop() if len(kinds) == 1 else None
+        schema = getattr(kind, "__tensorclass_schema__", None)
+        return None if schema is None or schema.known is None else kind
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a field, stacked anew, or a method or property of elements of one tensorclass.
+
+        The stack itself is no instance of their class.
+        """
+        if name == "tensordicts" or name in _UNSET:
+            raise AttributeError(name)
+        kind = self._element_tensorclass()
+        if kind is not None and name in kind.__tensorclass_schema__.known:
+            value = self.get(name)
+            return value._bare() if isinstance(value, NonTensorEntry) else value
+        attribute = None if kind is None else inspect.getattr_static(kind, name, None)
+        if isinstance(attribute, FunctionType):
+            return MethodType(attribute, self)
+        if isinstance(attribute, property) and attribute.fget is not None:
+            return attribute.fget(self)
+        if attribute is not None:
+            return getattr(kind, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # -- entries -----------------------------------------------------------------------------------
 
@@ -199,7 +235,9 @@ class LazyReadingMixin(TensorDictState):
                 "expected no inplace=True for a lazy stack, whose leaves are made when they are "
                 "read: make each element contiguous, or take the dense result"
             )
-        return dense_form(self, False).contiguous(canonical=canonical)
+        dense = dense_form(self, False).contiguous(canonical=canonical)
+        kind = self._element_tensorclass()
+        return dense if kind is None else kind.from_tensordict(dense)
 
     def to_dict(
         self,

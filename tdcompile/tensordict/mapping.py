@@ -222,7 +222,7 @@ class MappingMixin(TensorDictState, TensorCollection):
             scalar = value
             value = to_leaf(value, self._batch_size)
             if not isinstance(value, Tensor):
-                return self._fitted(value, path)
+                return self._fitted(value, path, spreads=not isinstance(scalar, list))
             if value.shape[: len(self._batch_size)] != self._batch_size:
                 raise misfit_error(self, value, path, scalar)
         elif type(value) is UnbatchedTensor:
@@ -234,16 +234,22 @@ class MappingMixin(TensorDictState, TensorCollection):
             return value.to(device)
         return value
 
-    def _fitted(self, value: LeafKind, path: Any) -> Any:
-        """Return a non-tensor entry to store: `value` itself if it has our batch size."""
+    def _fitted(self, value: LeafKind, path: Any, spreads: bool = True) -> Any:
+        """Return a non-tensor entry to store: `value` itself if it has our batch size.
+
+        One of fewer dimensions is spread over the others, if `spreads`.
+        """
         size = self._batch_size
         if value._batch_size[: len(size)] == size:
             return value
         try:
+            if not spreads and len(value._batch_size) < len(size):
+                raise TensorDictShapeError(f"expected a list of {len(size)} levels")
             return value._with_batch_size(size)
         except TensorDictShapeError as error:
             raise TensorDictShapeError(
-                f"expected {format_entry(path)} to start with the batch size {list(size)}, found a "
+                f"batch dimension mismatch: expected {format_entry(path)} to start with the batch "
+                f"size {list(size)}, found a "
                 f"{type(value).__name__} of batch size {list(value._batch_size)}: give one value "
                 "for each element"
             ) from error

@@ -166,8 +166,8 @@ def plan_copy(
     if isinstance(dest, NonTensorEntry):
         if isinstance(value, (Tensor, TensorCollection)):
             raise TensorDictShapeError(
-                f"expected a non-tensor value to write to {format_entry(path)}, found "
-                f"{type(value).__name__}: use set() to replace it"
+                f"Failed to update {format_key(path)} in tensordict: expected a non-tensor value, "
+                f"found {type(value).__name__}. Use set() to replace the entry"
             )
         if isinstance(value, list):
             value = to_leaf(value, node._batch_size)

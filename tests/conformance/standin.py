@@ -334,6 +334,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                     setattr(methods, name, method)
             for name, attribute in TENSORCLASS_ATTRIBUTES.items():
                 setattr(tdcompile.tensordict.TensorClass, name, attribute)
+            tdcompile.TensorDict._tensordict = property(lambda td: td._entries)
 
 
 def install() -> None:

@@ -20,6 +20,7 @@ from tdcompile.tensordict import (
     from_dataclass,
     is_tensorclass,
     kinds,
+    lazy_stack,
     tensorclass,
 )
 
@@ -372,6 +373,35 @@ def test_frozen_copy_is_unlocked_but_refuses_attributes():
 def test_stack_of_two_tensorclasses_raises():
     with pytest.raises(TypeError, match="Point and Decorated"):
         torch.stack([point(), Decorated.zeros(3)])
+
+
+# -- lazy stacks ---------------------------------------------------------------------------------
+
+
+def test_lazy_stack_of_tensorclasses_reads_as_one():
+    class Data(Point):
+        @property
+        def total(self):
+            return self.x.sum()
+
+        def twice(self):
+            return self.x * 2
+
+    first, second = Data(torch.ones(3), "a"), Data(torch.zeros(3), "a")
+    stack = lazy_stack([first, second])
+    assert stack[1] is second
+    assert torch.equal(stack.x, torch.stack([first.x, second.x]))
+    assert stack.below is None
+    assert torch.equal(stack.twice(), stack.x * 2)
+    assert stack.total == 3
+    assert torch.equal((stack + 1).x, stack.x + 1)
+    assert type(stack.contiguous()) is Data
+    assert type(stack.to_tensordict()) is TensorDict
+    assert list(Data.from_tensordict(stack).keys()) == ["x", "label"]
+    with pytest.raises(AttributeError, match="nope"):
+        _ = stack.nope
+    with pytest.raises(AttributeError, match="twice"):
+        _ = lazy_stack([first, point()[0]]).twice
 
 
 # -- conversions ---------------------------------------------------------------------------------
