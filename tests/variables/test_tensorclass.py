@@ -11,7 +11,7 @@ from helpers import guards_of, run
 from torch.utils import _pytree as pytree
 
 from tdcompile import TensorClass, TensorDict, TensorDictBase, TypedTensorDict, tensorclass
-from tdcompile.tensordict import is_tensor_collection, is_tensorclass
+from tdcompile.tensordict import TensorCollection, is_tensorclass
 
 
 class Point(TensorClass):
@@ -81,7 +81,7 @@ def plain(value: Any) -> Any:
     """A result as data: classes, keys in order, values, metadata."""
     if isinstance(value, torch.Tensor):
         return (value.dtype, value.tolist())
-    if is_tensor_collection(value):
+    if isinstance(value, TensorCollection):
         entries = [(key, plain(item)) for key, item in value._entries.items()]
         meta = (value._batch_size, value._device, value._names, value._is_locked)
         return (type(value), entries, meta)
