@@ -13,16 +13,20 @@ write); results of leaf-wise operations and copies hold objects of their own.
 from __future__ import annotations
 
 import functools
+import operator
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from tdcompile.errors import TensorDictShapeError
+from tdcompile.tensordict.positions import move_places
 from tdcompile.tensordict.switches import list_to_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from tdcompile.tensordict.positions import Moved
 
 _PYTHON_SCALARS = (bool, int, float)
 
@@ -90,7 +94,8 @@ class NonTensorEntry(LeafKind):
         def tolist(self) -> Any: ...  # noqa: D102
         def _bare(self) -> Any: ...
         def _compared(self) -> Any: ...
-        def _taken(self, index: Tensor, is_view: bool, kind: str) -> Any: ...
+        def _taken(self, moved: Moved, kind: str) -> Any: ...
+        def _values_for(self, size: torch.Size) -> list[Any]: ...
         def _assign(self, value: Any) -> None: ...
 
     # -- what it is ----------------------------------------------------------------------------
@@ -213,8 +218,7 @@ class NonTensorEntry(LeafKind):
         return self
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        own = self._positions_tensor()
-        if own[as_index(index)].numel() >= own.numel():
+        if len(self._moved(operator.getitem, index)[0]) >= self._batch_size.numel():
             self._assign(value.data if isinstance(value, NonTensorEntry) else value)
             return
         raise ValueError(
@@ -253,26 +257,14 @@ class NonTensorEntry(LeafKind):
         return iter(self.unbind(0))  # type: ignore[attr-defined]
 
     def __getitem__(self, index: Any) -> Any:
-        own = self._positions_tensor()
-        return self._taken_from(own, own[as_index(index)], "picks")
+        return self._taken(self._moved(operator.getitem, index), "picks")
 
-    def _positions_tensor(self) -> Tensor:
-        """Positions of the elements in row-major order, in a tensor of our batch size."""
-        return torch.arange(self._batch_size.numel(), device="cpu").view(self._batch_size)
+    if TYPE_CHECKING:
+        _places: tuple[int, ...] | None
 
-    def _taken_from(self, own: Tensor, index: Any, kind: str) -> Any:
-        """Return the elements at the positions that an operation made of `own`.
-
-        Args:
-            own: our positions.
-            index: what the operation made of them, or several of these.
-            kind: "picks" for one that picks parts of the batch, "spreads" for one that gives each
-                element several places, or "moves".
-        """
-        if isinstance(index, (tuple, list)):
-            return tuple([self._taken_from(own, item, kind) for item in index])
-        is_view = index.untyped_storage().data_ptr() == own.untyped_storage().data_ptr()
-        return self._taken(index, is_view, kind)
+    def _moved(self, op: Callable[..., Any], *args: Any) -> Any:
+        """Return where an operation puts our elements, see :func:`move_places`."""
+        return move_places(tuple(self._batch_size), self._places, op, *args)
 
     def __eq__(self, other: object) -> Any:
         """Compare element by element: booleans of the batch size; False for anything else."""
@@ -306,6 +298,7 @@ class NonTensorDataBase(NonTensorEntry):
     # of: then we are a view. (A trace hands on the items of a list without looking at them.)
     __slots__ = ("_place", "_values")
 
+    _places = None
     _expected: ClassVar[Any] = None
 
     def __init__(
@@ -399,16 +392,18 @@ class NonTensorDataBase(NonTensorEntry):
             return self._spread(size)
         return self._new(size)
 
-    def _taken(self, index: Tensor, is_view: bool, kind: str) -> Any:
-        if kind == "spreads" and index.shape != self._batch_size:
-            return self._spread(index.shape)
-        return self._new(index.shape)
+    def _taken(self, moved: Moved, kind: str) -> Any:
+        size = torch.Size(moved[1])
+        if kind == "spreads" and size != self._batch_size:
+            return self._spread(size)
+        return self._new(size)
 
     def _compared(self) -> Any:
         return self.data
 
-    def _values_at(self, index: Tensor) -> list[Any]:
-        return [self.data] * index.numel()
+    def _values_for(self, size: torch.Size) -> list[Any]:
+        broadcast_size(self._batch_size, size)
+        return [self.data] * size.numel()
 
     def _assign(self, value: Any) -> None:
         if isinstance(value, NonTensorEntry):
@@ -481,8 +476,8 @@ class MetaData(NonTensorDataBase):
     def _shaped(self, op: Callable[..., Any], args: tuple[Any, ...], size: torch.Size) -> Any:
         return self._new(size)
 
-    def _taken(self, index: Tensor, is_view: bool, kind: str) -> Any:
-        return self._new(index.shape)
+    def _taken(self, moved: Moved, kind: str) -> Any:
+        return self._new(torch.Size(moved[1]))
 
     def maybe_to_stack(self) -> Any:
         """Return itself."""
@@ -528,9 +523,22 @@ def compare_values(left: NonTensorEntry, right: NonTensorEntry) -> Tensor:
 
 
 def spread_values(entry: Any, size: torch.Size) -> list[Any]:
-    """Return the values of an entry expanded to `size`, in row-major order."""
-    values: list[Any] = entry._values_at(entry._positions_tensor().expand(size))
+    """Return the values of an entry expanded to `size`, in row-major order.
+
+    Raises:
+        TensorDictShapeError: if its batch size does not expand to `size`.
+    """
+    values: list[Any] = entry._values_for(size)
     return values
+
+
+def broadcast_size(own: torch.Size, size: torch.Size) -> None:
+    """Check that a batch size expands to another one."""
+    offset = len(size) - len(own)
+    if offset < 0 or any(a not in (1, b) for a, b in zip(own, size[offset:], strict=True)):
+        raise TensorDictShapeError(
+            f"expected values that broadcast to the batch size {tuple(size)}; found {tuple(own)}"
+        )
 
 
 def same_value(left: Any, right: Any) -> bool:
@@ -546,15 +554,6 @@ def same_value(left: Any, right: Any) -> bool:
     if hasattr(same, "all"):
         return getattr(left, "shape", None) == getattr(right, "shape", None) and bool(same.all())
     return bool(same)
-
-
-def as_index(index: Any) -> Any:
-    """Return an index that goes with positions, which are on the CPU."""
-    if isinstance(index, tuple):
-        return tuple([as_index(item) for item in index])
-    if isinstance(index, Tensor):
-        return index.cpu()
-    return list(index) if isinstance(index, range) else index
 
 
 def is_non_tensor(data: Any) -> bool:

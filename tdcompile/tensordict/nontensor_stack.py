@@ -17,6 +17,7 @@ some of the elements that share a place gives each element a place of its own fi
 
 from __future__ import annotations
 
+import operator
 import warnings
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,14 +31,17 @@ from tdcompile.tensordict.nontensor import (
     NonTensorDataBase,
     NonTensorEntry,
     as_batch_size,
-    as_index,
+    broadcast_size,
     same_value,
     spread_values,
 )
+from tdcompile.tensordict.positions import join_places, move_places
 from tdcompile.tensordict.switches import capture_non_tensor_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from tdcompile.tensordict.positions import Moved
 
 
 class NonTensorStack(NonTensorEntry):
@@ -213,18 +217,16 @@ class NonTensorStack(NonTensorEntry):
 
     # -- protocol --------------------------------------------------------------------------------
 
-    def _positions_tensor(self) -> Tensor:
-        if self._places is None:
-            return super()._positions_tensor()
-        return torch.tensor(self._places, device="cpu", dtype=torch.long).view(self._batch_size)
+    def _values_for(self, size: torch.Size) -> list[Any]:
+        broadcast_size(self._batch_size, size)
+        if size == self._batch_size:
+            return self._flat()
+        places, _, _ = self._moved(torch.broadcast_to, tuple(size))
+        return [self._values[place] for place in places]
 
-    def _values_at(self, index: Tensor) -> list[Any]:
-        values = self._values
-        return [values[place] for place in index.flatten().tolist()]
-
-    def _taken(self, index: Tensor, is_view: bool, kind: str) -> Any:
-        places = tuple(index.flatten().tolist())
-        size = index.shape
+    def _taken(self, moved: Moved, kind: str) -> Any:
+        places, sizes, is_view = moved
+        size = torch.Size(sizes)
         if len(places) == self._batch_size.numel() and kind == "spreads":
             kind = "moves"
         is_one = len(places) > 1 and len(set(places)) == 1 and self._shares()
@@ -261,23 +263,21 @@ class NonTensorStack(NonTensorEntry):
                 f"expected a batch size that the values {tuple(own)} of a NonTensorStack fill; "
                 f"found {tuple(batch_size)}"
             )
-        position = self._positions_tensor().view(*own, *(1,) * added).expand(batch_size)
-        return self._taken(position, False, "spreads")
+        places, size, _ = self._moved(_appended, tuple(batch_size))
+        return self._taken((places, size, False), "spreads")
 
     def _shaped(self, op: Callable[..., Any], args: tuple[Any, ...], size: torch.Size) -> Any:
-        own = self._positions_tensor()
-        index = op(own, *[a.cpu() if isinstance(a, Tensor) else a for a in args])
-        return self._taken_from(own, index, _KINDS.get(op.__name__, "moves"))
+        return self._taken(self._moved(op, *args), _KINDS.get(op.__name__, "moves"))
 
     def _indexed(self, items: Any, size: torch.Size) -> Any:
-        own = self._positions_tensor()
-        return self._taken_from(own, own[as_index(items)], "picks")
+        return self._taken(self._moved(operator.getitem, items), "picks")
 
     def _cut(self, lengths: Sequence[int] | None, dim: int, sizes: list[torch.Size]) -> list[Any]:
-        own = self._positions_tensor()
         if lengths is None:
-            return list(self._taken_from(own, own.unbind(dim), "picks"))
-        return list(self._taken_from(own, torch.split_with_sizes(own, list(lengths), dim), "picks"))
+            pieces = self._moved(torch.unbind, dim)
+        else:
+            pieces = self._moved(torch.split_with_sizes, list(lengths), dim)
+        return [self._taken(piece, "picks") for piece in pieces]
 
     def _reduced(self, size: torch.Size) -> Any:
         if size == self._batch_size:
@@ -307,30 +307,19 @@ class NonTensorStack(NonTensorEntry):
                 f"expected non-tensor values for a NonTensorStack, found a "
                 f"{type(value).__name__}: use set() to replace the entry"
             )
-        self._write(self._planned(self._elements(), value))
-
-    def _planned(self, index: Tensor, value: Any) -> list[tuple[int, Any]]:
-        """Return elements and values of a write of `value` to the elements in `index`."""
-        entry = _as_entry(value, index.shape)
-        own, size = entry._batch_size, index.shape
-        if len(own) > len(size) and all(extra == 1 for extra in own[: len(own) - len(size)]):
-            # As torch does, leading sizes of 1 may be dropped.
-            entry = entry._shaped(torch.reshape, (own[len(own) - len(size) :],), own[-len(size) :])
-        try:
-            values = spread_values(entry, size)
-        except RuntimeError as error:
-            raise TensorDictShapeError(
-                f"expected values that broadcast to the indexed batch size {tuple(size)}; found "
-                f"{tuple(own)}"
-            ) from error
-        return list(zip(index.flatten().tolist(), values, strict=True))
+        self._write(self._planned_at(..., value))
 
     def _planned_at(self, items: Any, value: Any) -> list[tuple[int, Any]]:
-        return self._planned(self._elements()[as_index(items)], value)
-
-    def _elements(self) -> Tensor:
-        """The numbers of the elements in row-major order, in a tensor of our batch size."""
-        return super()._positions_tensor()
+        """Return elements and values of a write of `value` to ``self[items]``."""
+        elements, sizes, _ = move_places(tuple(self._batch_size), None, operator.getitem, items)
+        size = torch.Size(sizes)
+        entry = _as_entry(value, size)
+        own = entry._batch_size
+        if len(own) > len(size) and all(extra == 1 for extra in own[: len(own) - len(size)]):
+            # As torch does, leading sizes of 1 may be dropped.
+            tail = own[len(own) - len(size) :]
+            entry = entry._shaped(torch.reshape, (tuple(tail),), tail)
+        return list(zip(elements, spread_values(entry, size), strict=True))
 
     def _write(self, planned: list[tuple[int, Any]]) -> None:
         places = self._places
@@ -486,19 +475,22 @@ def _stacked(entries: Sequence[Any], dim: int) -> _Joined:
 
 def _joined_values(entries: Sequence[Any], op: Callable[..., Tensor], dim: int) -> _Joined:
     values: list[Any] = []
-    positions = []
+    places: list[tuple[int, ...]] = []
     for entry in entries:
         size = entry._batch_size
         start = len(values)
         if op is torch.stack and isinstance(entry, NonTensorDataBase):
-            positions.append(torch.full(size, start, device="cpu"))
+            places.append((start,) * size.numel())
             values.append(entry.data)
         else:
             own = entry._carried() if isinstance(entry, NonTensorStack) else entry._as_stack(size)
-            positions.append(own._positions_tensor() + start)
+            found = own._places
+            count = size.numel()
+            places.append(tuple([start + i for i in (range(count) if found is None else found)]))
             values += own._values
-    index = op(positions, dim)
-    return values, index.shape, tuple(index.flatten().tolist())
+    sizes = tuple([tuple(entry._batch_size) for entry in entries])
+    joined, joined_size = join_places(sizes, tuple(places), op, dim)
+    return values, torch.Size(joined_size), joined
 
 
 def join(values: Sequence[Any], op: Callable[..., Tensor], dim: int) -> Any:
@@ -535,7 +527,14 @@ def join(values: Sequence[Any], op: Callable[..., Tensor], dim: int) -> Any:
 
 
 def _joined_size(values: Sequence[Any], op: Callable[..., Tensor], dim: int) -> torch.Size:
-    return op([torch.empty(value._batch_size, device="meta") for value in values], dim).shape
+    """The batch size of the result; sizes may be symbolic."""
+    first = values[0]._batch_size
+    if op is torch.stack:
+        return torch.Size((*first[:dim], len(values), *first[dim:]))
+    length = 0
+    for value in values:
+        length += value._batch_size[dim]
+    return torch.Size((*first[:dim], length, *first[dim + 1 :]))
 
 
 def _joined_unbatched(values: Sequence[Any], op: Callable[..., Tensor], dim: int) -> Any:
@@ -571,7 +570,7 @@ def choose(condition: Any, value: Any, other: Any, size: torch.Size) -> Any:
     return NonTensorStack._of(picked, size, value._device)
 
 
-# What an operation does to elements, see NonTensorEntry._taken_from.
+# What an operation does to elements, see NonTensorStack._taken.
 _KINDS = {
     **dict.fromkeys(("squeeze", "unbind", "split", "chunk", "narrow", "tensor_split"), "picks"),
     **dict.fromkeys(("expand", "broadcast_to"), "spreads"),
@@ -585,7 +584,8 @@ def _join_function(op: Callable[..., Tensor]) -> Callable[..., Any]:
                 raise TypeError(
                     f"expected non-tensor entries only, found a {type(entry).__name__} among them"
                 )
-        result = join(tensors, op, dim % len(_joined_size(tensors, op, dim)))
+        dims = len(tensors[0]._batch_size) + (op is torch.stack)
+        result = join(tensors, op, dim % dims if dims else 0)
         return result if out is None else out.update_(result)
 
     return call
@@ -603,19 +603,36 @@ def _where(
     return result if out is None else out.update_(result)
 
 
+class _Bound:
+    """A torch function with its keyword arguments."""
+
+    def __init__(self, function: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+        self.function = function
+        self.kwargs = kwargs
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args, **self.kwargs)
+
+
+def _appended(places: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Expand to `size`, which has further dimensions at the end."""
+    return places.view(*places.shape, *(1,) * (len(size) - places.ndim)).expand(size)
+
+
 def _positions_method(name: str) -> Callable[..., Any]:
     operation = getattr(Tensor, name)
     kind = "spreads" if name == "unsqueeze" else _KINDS.get(name, "moves")
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        own = self._positions_tensor()
         # A dimension that is left out is given as None, too.
         kwargs = {key: value for key, value in kwargs.items() if value is not None}
         defaults = iter((0, -1))
         if name == "flatten":
             args = tuple([next(defaults) if a is None else a for a in args])
-        arguments = [as_index(a) if isinstance(a, (Tensor, tuple)) else a for a in args]
-        return self._taken_from(own, operation(own, *arguments, **kwargs), kind)
+        moved = self._moved(_Bound(operation, kwargs), *args)
+        if isinstance(moved, list):
+            return tuple([self._taken(part, kind) for part in moved])
+        return self._taken(moved, kind)
 
     method.__name__ = name
     method.__doc__ = f"Do what ``Tensor.{name}`` does with a tensor of our batch size."

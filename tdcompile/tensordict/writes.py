@@ -172,7 +172,7 @@ def plan_copy(
         if isinstance(value, list):
             value = to_leaf(value, node._batch_size)
         if isinstance(dest, NonTensorStack):
-            dest._planned(dest._elements(), value)
+            dest._planned_at(..., value)
         elif isinstance(value, NonTensorStack):
             raise TensorDictShapeError(
                 f"expected one value to write to {format_entry(path)}, which has one for the whole "

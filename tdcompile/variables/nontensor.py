@@ -17,6 +17,7 @@ from typing import Any
 from tdcompile._compat import dynamo as seam
 from tdcompile._compat.slots import HookMixin
 from tdcompile.variables.breaks import break_graph
+from tdcompile.variables.calls import BoundCallVariable
 
 __all__ = ["DeferredCopyVariable", "NonTensorVariable"]
 
@@ -32,6 +33,11 @@ def _values(vt: seam.VariableTracker) -> seam.VariableTracker | None:
 
 class NonTensorVariable(HookMixin, seam.UserDefinedObjectVariable):
     """A non-tensor entry of an input."""
+
+    def getattr_hook(self, tx: Any, name: str) -> seam.VariableTracker:
+        if name in COPYING_METHODS and hasattr(self.value, name):
+            return BoundCallVariable(self, name)
+        return super().getattr_hook(tx, name)  # type: ignore[misc,no-any-return]
 
     def call_method(
         self,
