@@ -134,6 +134,7 @@ __all__ = [
     "torch_functions",
     "track_attributes",
     "track_existing",
+    "track_object",
     "tracked",
     "wrap_input",
 ]
@@ -193,6 +194,11 @@ def dict_items(vt: VariableTracker) -> dict[Any, VariableTracker]:
 def track_existing(tx: Any, value: Any, vt: VariableTracker) -> VariableTracker:
     """Register an input object, so that each path to it gives this one tracker."""
     return tx.output.side_effects.track_mutable(value, vt)  # type: ignore[no-any-return]
+
+
+def track_object(tx: Any, value: Any, vt: VariableTracker) -> VariableTracker:
+    """Register an input object whose attributes the trace may write."""
+    return tx.output.side_effects.track_object_existing(value, vt)  # type: ignore[no-any-return]
 
 
 def call_torch_function(

@@ -30,6 +30,11 @@ CATEGORIES: dict[str, tuple[str, tuple[str, ...]]] = {
         "A tensordict that holds itself has no end of nested copies.",
         ("Delete the entry that leads back before the copy.",),
     ),
+    "tdcompile: values picked by a tensor": (
+        "A stack of values that are no tensors is indexed by a tensor, whose numbers a trace does"
+        " not see.",
+        ("Exclude the non-tensor entries before indexing, or index by integers and slices.",),
+    ),
     "tdcompile: copy of a non-tensor entry that was written": (
         "A copy of a non-tensor entry is looked at after the entry itself was written to; the copy"
         " has the values of before, which the trace did not keep.",

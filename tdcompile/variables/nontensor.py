@@ -125,3 +125,48 @@ class DeferredCopyVariable(HookMixin, seam.VariableTracker):
         codegen.foreach(self.args)
         codegen.extend_output(seam.create_call_method(len(self.args)))
         codegen.clear_tos()
+
+
+class ConstantFunctionVariable(seam.VariableTracker):
+    """A pure function of ours that is called, while tracing, on constants.
+
+    An argument that is no constant (a mask, positions in a tensor) breaks the graph.
+    """
+
+    _nonvar_fields = {"function", *seam.VariableTracker._nonvar_fields}  # noqa: RUF012
+
+    def __init__(self, function: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.function = function
+
+    def python_type(self) -> type:
+        return type(self.function)
+
+    def call_function(
+        self, tx: Any, args: list[seam.VariableTracker], kwargs: dict[str, seam.VariableTracker]
+    ) -> seam.VariableTracker:
+        try:
+            values = [_constant_of(vt.realize()) for vt in args]
+        except _NoConstantError:
+            break_graph("tdcompile: values picked by a tensor", args)
+        return seam.build(tx, self.function(*values))
+
+
+class _NoConstantError(Exception):
+    """An argument depends on data."""
+
+
+def _constant_of(vt: Any) -> Any:
+    if isinstance(vt, seam.TensorVariable):
+        raise _NoConstantError
+    if vt.is_python_constant() or isinstance(vt, seam.SymNodeVariable):
+        return vt.as_python_constant()
+    items = getattr(vt, "items", None)
+    if isinstance(items, list):
+        values = [_constant_of(item.realize()) for item in items]
+        kind = vt.python_type()
+        return slice(*values) if kind is slice else kind(values)
+    function = getattr(vt, "value", None) or getattr(vt, "fn", None)
+    if not callable(function):
+        raise _NoConstantError
+    return function

@@ -23,6 +23,7 @@ from tdcompile.tensordict.lazy import LazyStackedTensorDict
 from tdcompile.tensordict.leafwise import LeafwiseOp
 from tdcompile.tensordict.nontensor import MetaData, NonTensorData, NonTensorEntry
 from tdcompile.tensordict.nontensor_stack import NonTensorStack
+from tdcompile.tensordict.positions import join_places, move_places
 from tdcompile.tensordict.rebuild import (
     may_unlock,
     rebuild_tensordict,
@@ -36,7 +37,7 @@ from tdcompile.variables import aliases, contexts, errors, frames, lazy, leafwis
 from tdcompile.variables.breaks import skip_frame
 from tdcompile.variables.followed import build_is_followed
 from tdcompile.variables.layout import FIELDS, SERVED, Layout
-from tdcompile.variables.nontensor import NonTensorVariable
+from tdcompile.variables.nontensor import ConstantFunctionVariable, NonTensorVariable
 from tdcompile.variables.sequences import flatten_arguments
 from tdcompile.variables.tensordict import TensorDictClassVariable, TensorDictVariable
 
@@ -174,21 +175,37 @@ def _build_class(layout: Layout, builder: seam.VariableBuilder, value: Any) -> s
 
 def _build_non_tensor(builder: seam.VariableBuilder, value: Any) -> seam.VariableTracker:
     seam.install_type_guard(builder.source)
-    return seam.track_existing(builder.tx, value, NonTensorVariable(value, source=builder.source))
+    return seam.track_object(builder.tx, value, NonTensorVariable(value, source=builder.source))
+
+
+def _build_constant_function(builder: seam.VariableBuilder, value: Any) -> seam.VariableTracker:
+    return ConstantFunctionVariable(value)
 
 
 def _non_tensor_patches() -> list[TablePatch]:
-    """Entries for non-tensor entries, in each type table."""
+    """Entries for non-tensor entries, in each type table, and for functions of constants."""
     return [
-        TablePatch(
-            table=seam.type_table(trace_numpy),
-            key=cls,
-            name=f"type table (trace_numpy={trace_numpy})",
-            replacement=_build_non_tensor,
-            reason=f"the values of a {cls.__name__} are handed on unread",
-        )
-        for cls in (NonTensorData, MetaData, NonTensorStack)
-        for trace_numpy in (True, False)
+        *(
+            TablePatch(
+                table=seam.id_table(),
+                key=id(function),
+                name="id table",
+                replacement=_build_constant_function,
+                reason="where elements go depends on constants only",
+            )
+            for function in (move_places, join_places)
+        ),
+        *(
+            TablePatch(
+                table=seam.type_table(trace_numpy),
+                key=cls,
+                name=f"type table (trace_numpy={trace_numpy})",
+                replacement=_build_non_tensor,
+                reason=f"the values of a {cls.__name__} are handed on unread",
+            )
+            for cls in (NonTensorData, MetaData, NonTensorStack)
+            for trace_numpy in (True, False)
+        ),
     ]
 
 
