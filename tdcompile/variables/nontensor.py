@@ -4,8 +4,7 @@ Key names: :class:`NonTensorVariable` (an entry that is an input), :class:`Defer
 copy of one that is made at run time).
 
 Invariant: a copy has the values that the entry had when the traced program made it. So a copy is
-deferred only while the trace has not touched the values, and one that is looked at after the
-values were written to breaks the graph.
+deferred only while the trace has not touched the values, and is made before it does.
 
 Guards: the exact type; the values once they are read.
 """
@@ -25,18 +24,47 @@ __all__ = ["DeferredCopyVariable", "NonTensorVariable"]
 COPYING_METHODS = ("_carried", "_new")
 
 
+def _list_of(vt: Any) -> list[Any]:
+    return vt.value._values  # type: ignore[no-any-return]
+
+
 def _values(vt: seam.VariableTracker) -> seam.VariableTracker | None:
     """The tracker of the list of values of an input entry, if the trace has touched it."""
     tracked = seam.current_translator().output.side_effects.id_to_variable
-    return tracked.get(id(vt.value._values))  # type: ignore[attr-defined,no-any-return]
+    return tracked.get(id(_list_of(vt)))  # type: ignore[no-any-return]
+
+
+def _pending(tx: Any) -> dict[int, list[DeferredCopyVariable]]:
+    """Id of a list of values -> the copies of its entries that this frame has not made yet."""
+    return vars(tx.output).setdefault("_tdcompile_copies", {})  # type: ignore[no-any-return]
+
+
+def _deferred(
+    tx: Any, entry: NonTensorVariable, name: str, args: list[seam.VariableTracker]
+) -> DeferredCopyVariable:
+    copy = DeferredCopyVariable(entry, name, args)
+    _pending(tx).setdefault(id(_list_of(entry)), []).append(copy)
+    return copy
 
 
 class NonTensorVariable(HookMixin, seam.UserDefinedObjectVariable):
     """A non-tensor entry of an input."""
 
+    # Whether a copying method may be left to run time.
+    defers = True
+
+    _nonvar_fields = {  # noqa: RUF012 - upstream's convention
+        "defers",
+        *seam.UserDefinedObjectVariable._nonvar_fields,
+    }
+
     def getattr_hook(self, tx: Any, name: str) -> seam.VariableTracker:
         if name in COPYING_METHODS and hasattr(self.value, name):
             return BoundCallVariable(self, name)
+        if name == "_values":
+            # Who gets the list may write to it: copies made so far have what is in it now.
+            for copy in _pending(tx).pop(id(_list_of(self)), ()):
+                copy.make(tx)
         return super().getattr_hook(tx, name)  # type: ignore[misc,no-any-return]
 
     def call_method(
@@ -48,13 +76,14 @@ class NonTensorVariable(HookMixin, seam.UserDefinedObjectVariable):
     ) -> seam.VariableTracker:
         if (
             name in COPYING_METHODS
+            and self.defers
             and self.source is not None
             and not kwargs
             and hasattr(self.value, name)
             and _values(self) is None
             and not tx.output.side_effects.is_modified(self)
         ):
-            return DeferredCopyVariable(self, name, args)
+            return _deferred(tx, self, name, args)
         return super().call_method(tx, name, args, kwargs)
 
 
@@ -81,7 +110,7 @@ class DeferredCopyVariable(HookMixin, seam.VariableTracker):
         self.args = args
         self.made = made
 
-    def _make(self, tx: Any) -> seam.VariableTracker:
+    def make(self, tx: Any) -> seam.VariableTracker:
         """The entry, made in the trace."""
         if self.made is None:
             values = _values(self.entry)
@@ -91,7 +120,11 @@ class DeferredCopyVariable(HookMixin, seam.VariableTracker):
             ):
                 break_graph("tdcompile: copy of a non-tensor entry that was written", self.entry)
             method = getattr(type(self.entry.value), self.name)
-            self.made = seam.inline_function(tx, method, [self.entry, *self.args])
+            self.entry.defers = False
+            try:
+                self.made = seam.inline_function(tx, method, [self.entry, *self.args])
+            finally:
+                self.entry.defers = True
         return self.made
 
     def python_type(self) -> type:
@@ -100,7 +133,7 @@ class DeferredCopyVariable(HookMixin, seam.VariableTracker):
     def getattr_hook(self, tx: Any, name: str) -> seam.VariableTracker:
         if name == "__class__":
             return seam.build(tx, self.python_type())
-        return seam.build(tx, getattr).call_function(tx, [self._make(tx), seam.constant(name)], {})
+        return seam.build(tx, getattr).call_function(tx, [self.make(tx), seam.constant(name)], {})
 
     def call_obj_hasattr(self, tx: Any, name: str) -> Any:
         return seam.constant(hasattr(self.entry.value, name))
@@ -113,8 +146,8 @@ class DeferredCopyVariable(HookMixin, seam.VariableTracker):
         kwargs: dict[str, seam.VariableTracker],
     ) -> seam.VariableTracker:
         if name == "_carried" and self.made is None:
-            return DeferredCopyVariable(self.entry, self.name, self.args)
-        return self._make(tx).call_method(tx, name, args, kwargs)
+            return _deferred(tx, self.entry, self.name, self.args)
+        return self.make(tx).call_method(tx, name, args, kwargs)
 
     def reconstruct(self, codegen: seam.PyCodegen) -> None:
         if self.made is not None:

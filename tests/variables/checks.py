@@ -155,6 +155,8 @@ def duplicate(value: Any, memo: dict[int, Any] | None = None) -> Any:
         return memo[id(value)]
     if isinstance(value, torch.Tensor):
         copied = value.detach().clone().requires_grad_(value.requires_grad)
+    elif is_non_tensor(value):
+        copied = value.clone()
     elif (entries := entries_of(value)) is not None:
         names = value.names if any(value.names) else None
         copied = type(value)({}, batch_size=value.batch_size, device=value.device, names=names)
