@@ -57,6 +57,7 @@ from tdcompile.tensordict.nontensor import (
 from tdcompile.tensordict.nontensor_stack import NonTensorStack
 from tdcompile.tensordict.padding import pad
 from tdcompile.tensordict.params import TensorDictParams
+from tdcompile.tensordict.printoptions import get_printoptions, set_printoptions
 from tdcompile.tensordict.pytree import register_pytree
 from tdcompile.tensordict.sequences import pad_sequence, unpad_sequence
 from tdcompile.tensordict.stacking import dense_stack_tds, maybe_dense_stack
@@ -128,6 +129,7 @@ __all__ = [
     "from_struct_array",
     "from_tuple",
     "fromkeys",
+    "get_printoptions",
     "group_by",
     "is_bool",
     "is_floating",
@@ -156,6 +158,7 @@ __all__ = [
     "set_capture_non_tensor_stack",
     "set_lazy_legacy",
     "set_list_to_stack",
+    "set_printoptions",
     "stack",
     "tensorclass",
     "to_safetensors",

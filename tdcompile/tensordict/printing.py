@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.nontensor import NonTensorData, NonTensorEntry
+from tdcompile.tensordict.printoptions import OPTIONS, detailed, sorted_keys
 from tdcompile.tensordict.state import TensorDictState
 from tdcompile.tensordict.unbatched import UnbatchedTensor
 
@@ -36,11 +37,17 @@ class PrintingMixin(TensorDictState):
             >>> TensorDict({"a": torch.zeros(3, 2)}, batch_size=[3])
             TensorDict(batch_size=[3], fields={a: f32[2]})
         """
-        device = "" if self._device is None else f", device={self._device}"
+        if not OPTIONS["compact"]:
+            return detailed(self)
         td: Any = self
+        about: list[str] = []
+        if OPTIONS["show_batch_size"]:
+            about.append(f"batch_size={_shape(self._batch_size)}")
+        if OPTIONS["show_device"] and self._device is not None:
+            about.append(f"device={self._device}")
         if td._is_stack:
-            device += f", stack_dim={td.stack_dim}"
-        head = f"{type(self).__name__}(batch_size={_shape(self._batch_size)}{device}, fields="
+            about.append(f"stack_dim={td.stack_dim}")
+        head = f"{type(self).__name__}({''.join(part + ', ' for part in about)}fields="
         text = f"{head}{_fields(self, 0, len(head) + 1)}"
         return f"{text}{_exclusive_fields(self, text) if td._is_stack else ''})"
 
@@ -80,7 +87,7 @@ def _exclusive_fields(stack: Any, text: str) -> str:
 
 def _names_to_show(td: Any) -> list[str]:
     """Return the keys in order, then the fields of a tensorclass that have no value."""
-    names = sorted(td._entries)
+    names = sorted_keys(td)
     schema = td.__tensorclass_schema__
     if schema is not None and schema.known is not None:
         names += [name for name in schema.names if name not in td._entries]
@@ -122,6 +129,8 @@ def _shape(size: Any) -> str:
 
 
 def _short_dtype(dtype: torch.dtype) -> str:
+    if not OPTIONS["show_dtype"]:
+        return ""
     name = str(dtype).removeprefix("torch.")
     for kind, short in _SHORT_KINDS.items():
         if name.startswith(kind) and name[len(kind) : len(kind) + 1].isdigit():
