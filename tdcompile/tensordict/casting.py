@@ -95,6 +95,11 @@ class CastingMixin:
         else:
             result = self.copy()
         if batch_size is not None:
+            if self._is_stack:
+                raise TypeError(
+                    f"Cannot pass batch-size to a {type(self).__name__}, found {batch_size}: make "
+                    "it dense first (to_tensordict())"
+                )
             result.batch_size = torch.Size(batch_size)
         if kwargs.get("inplace"):
             return _take_over(self, result)

@@ -217,6 +217,22 @@ def tensor_leaves(value: Any) -> list[Tensor]:
     return leaves
 
 
+def leaf_pieces(td: Any, name: str, value: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return the leaves that are stored under a key, with the part of `value` that goes to each.
+
+    Args:
+        td: a tensordict; of a lazy stack, each element has a leaf.
+        name: the key.
+        value: of the shape of the (stacked) leaf.
+    """
+    if not td._is_stack:
+        return [(td._entries[name], value)]
+    pieces: list[tuple[Tensor, Tensor]] = []
+    for element, part in zip(td.tensordicts, torch.unbind(value, td.stack_dim), strict=True):
+        pieces.extend(leaf_pieces(element, name, part))
+    return pieces
+
+
 def dense_form(td: Any, copied: bool) -> Any:
     """Return a tensordict without lazy stacks, made of copies or of the leaves that there are.
 

@@ -21,7 +21,7 @@ from tdcompile.errors import KeyMismatchError, TensorDictIndexError, TensorDictS
 from tdcompile.tensordict.arithmetic import call_leafwise
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.combine import combine
-from tdcompile.tensordict.elements import check_elements, each_element, stack_rows
+from tdcompile.tensordict.elements import check_elements, each_element, stack_rows, tensor_leaves
 from tdcompile.tensordict.keys import format_entry
 from tdcompile.tensordict.leafwise import LEAFWISE_BY_TORCH_FUNCTION, LeafwiseOp
 from tdcompile.tensordict.legacy import lazy_legacy
@@ -461,12 +461,12 @@ def _only(value: Any) -> Any:
 def _leaves_of(value: Any) -> Any:
     if not isinstance(value, TensorCollection):
         return value
-    leaves: list[tuple[_Path, Tensor]] = []
-    _collect_paths(value, (), leaves)
-    return [leaf for _, leaf in leaves]
+    return tensor_leaves(value)
 
 
 def _with_leaves(td: Any, leaves: Iterator[Any]) -> Any:
+    if td._is_stack:
+        return each_element(_with_leaves, td, leaves)
     entries: dict[str, Any] = {}
     for key, value in td._entries.items():
         if isinstance(value, Tensor):

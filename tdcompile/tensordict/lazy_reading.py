@@ -24,6 +24,7 @@ from tdcompile.tensordict.elements import dense_form
 from tdcompile.tensordict.keys import NO_DEFAULT, unravel_key_to_tuple
 from tdcompile.tensordict.lazy_entries import column_of, nested
 from tdcompile.tensordict.nontensor import NonTensorEntry
+from tdcompile.tensordict.lazy_entries import nested
 from tdcompile.tensordict.state import TensorDictState
 from tdcompile.tensordict.storage.flat import flat_layout_of
 
@@ -129,12 +130,18 @@ class LazyReadingMixin(TensorDictState):
 
         Raises:
             KeyPathError: if the key is absent and there is no `default`.
+            RuntimeError: if the stack dimension is not the first.
         """
+        if self.stack_dim != 0:
+            raise RuntimeError(
+                "LazyStackedTensorDict.get_nestedtensor can only be called when the stack_dim is "
+                f"0. Found {self.stack_dim}: use get(key, as_nested_tensor=True)"
+            )
         path = unravel_key_to_tuple(key)
-        column = column_of(self, path)
-        if column is None:
+        values = [element._get_path(path, None) for element in self.tensordicts]
+        if any(value is None for value in values):
             return self._require(path) if default is NO_DEFAULT else default
-        return nested(column.values, torch.strided if layout is None else layout)
+        return nested(values, torch.strided if layout is None else layout)
 
     def get_item_shape(self, key: Any) -> torch.Size:
         """Return the shape of the entry at `key`, with -1 where the elements differ.

@@ -278,6 +278,8 @@ class LazyShapesMixin(TensorDictState):
         return super()._resized(op, shape)  # type: ignore[misc]
 
     def _view_dtype(self, dtype: torch.dtype, batch_size: torch.Size | None) -> Any:
+        if batch_size is not None and len(batch_size) <= self.stack_dim:
+            return self._stacked_form()._view_dtype(dtype, batch_size)
         rest = None if batch_size is None else self._element_size(batch_size)
         return self._each(lambda element: element._view_dtype(dtype, rest), self.stack_dim)
 

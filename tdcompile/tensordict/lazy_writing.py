@@ -87,6 +87,22 @@ class LazyWritingMixin(TensorDictState):
         for element, piece in zip(self.tensordicts, pieces, strict=True):
             element._plan_path(path, piece, prefix, writes)
 
+    def set_(self, key: Any, item: Any, *, non_blocking: bool = False) -> Self:
+        """Copy a value into the entry at `key` of each element; see ``TensorDict.set_``.
+
+        Raises:
+            KeyPathError: if an element lacks `key`.
+        """
+        path = unravel_key_to_tuple(key)
+        if not all(element._has_path(path) for element in self.tensordicts):
+            raise KeyPathError(
+                "setting a value in-place on a stack of TensorDict needs an entry in each of them, "
+                f"found none at {format_key(path)} in some: its keys are {list(self._entries)}"
+            )
+        methods: Any = super()
+        methods.set_(path, item, non_blocking=non_blocking)
+        return self
+
     def _tensors_to_write(self, source: Any) -> None:
         """Return None: an update of a lazy stack goes to its elements."""
 
@@ -142,7 +158,10 @@ class LazyWritingMixin(TensorDictState):
         """Move the entry of each element to another key; see ``TensorDict.rename_key_``."""
         path = unravel_key_to_tuple(new_key)
         if safe and super().__contains__(path):  # type: ignore[misc]
-            raise KeyPathError(f"expected {format_key(path)} to be free, found an entry there")
+            raise KeyPathError(
+                f"key {format_key(path)} is already present in TensorDict: delete it first, or "
+                "rename with safe=False"
+            )
         return self._in_each("rename_key_", old_key, path, safe=safe)
 
     def clear(self) -> Self:

@@ -20,6 +20,7 @@ from torch import Tensor
 from tdcompile.errors import KeyMismatchError, TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.conversion import bare
+from tdcompile.tensordict.elements import leaf_pieces
 from tdcompile.tensordict.keys import KEY_SEPARATOR, format_entry
 from tdcompile.tensordict.messages import locked_error, require_fields
 from tdcompile.tensordict.nontensor import LeafKind, MetaData, NonTensorData
@@ -328,7 +329,7 @@ class _Plan:
                         f"expected shape {list(old.shape)} at {format_entry(below)}, found "
                         f"{list(value.shape)}: pass assign=True to replace the tensor"
                     )
-                self._copies.append((old, value))
+                self._copies.extend(leaf_pieces(td, name, value))
             else:
                 if type(old) is UnbatchedTensor and isinstance(value, Tensor):
                     value = UnbatchedTensor(value, size)
