@@ -22,6 +22,7 @@ import torch
 
 from tdcompile._compat import dynamo as seam
 from tdcompile._compat.guards import mark_frame, note_input
+from tdcompile.tensordict import elements
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.lazy import LazyStackedTensorDict
 from tdcompile.tensordict.lazy_rebuild import is_plain, is_uniform, stack_rebuilder
@@ -368,7 +369,8 @@ def build(builder: seam.VariableBuilder, stack: Any) -> seam.VariableTracker:
         mark_frame(builder.tx)
     settle(builder.tx, vt.family)
     seam.track_existing(builder.tx, stack, vt)
-    if plain(stack):
+    # Elements that differ have no stacked form; what one of them lacks is not seen from the stack.
+    if plain(stack) and elements.is_uniform(stack.tensordicts):
         seam.install_lambda_guard(builder.source, plain, f"stacked along {stack.stack_dim}")
     else:
         vt.through_elements(builder.tx)
