@@ -22,9 +22,8 @@ from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.elements import dense_form
 from tdcompile.tensordict.keys import NO_DEFAULT, unravel_key_to_tuple
-from tdcompile.tensordict.lazy_entries import column_of, nested
-from tdcompile.tensordict.nontensor import NonTensorEntry
 from tdcompile.tensordict.lazy_entries import nested
+from tdcompile.tensordict.nontensor import NonTensorEntry
 from tdcompile.tensordict.state import TensorDictState
 from tdcompile.tensordict.storage.flat import flat_layout_of
 
