@@ -603,6 +603,8 @@ def _delegate(name: str) -> Any:
             _move_note(result, td, self)
         if result is td:
             return self
+        if writes and isinstance(result, tuple):
+            return tuple(self if item is td else item for item in result)
         if kept and type(result) is type(td):
             _keep_kinds(result, td, {})
             return self._wrap(result)

@@ -406,6 +406,14 @@ def test_write_converts_what_is_new(write):
     assert isinstance(params["q", "z"], nn.Parameter)
 
 
+def test_split_keys_in_place_gives_the_rest_as_the_object_itself():
+    params = make(ours)
+    part, rest = params.split_keys(["a"], inplace=True)
+    assert rest is params
+    assert list(part.keys()) == ["a"]
+    assert [name for name, _ in params.named_parameters()] == ["n.b"]
+
+
 def test_get_post_hook_sees_reads_by_key_only():
     params = make(ours)
     seen = []
