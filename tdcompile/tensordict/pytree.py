@@ -43,9 +43,14 @@ from tdcompile.tensordict.unbatched import UnbatchedTensor
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# In a context, stands where a leaf is; and for the shape of one that has no batch dimensions.
+# In a context, stands where a leaf is.
 _LEAF = None
-_UNBATCHED = "unbatched"
+
+
+class Unbatched(NamedTuple):
+    """In a context, stands for the shape of a leaf that has no batch dimensions."""
+
+    ndim: int
 
 
 class TensorDictContext:
@@ -127,7 +132,7 @@ def _flatten(td: Any) -> tuple[list[Any], TensorDictContext]:
             entries[key] = _LEAF
             leaves.append(value)
             is_unbatched = type(value) is UnbatchedTensor
-            shapes.append(_UNBATCHED if is_unbatched else getattr(value, "shape", None))
+            shapes.append(Unbatched(value.ndim) if is_unbatched else getattr(value, "shape", None))
     context = TensorDictContext(
         type(td), entries, td._batch_size, td._device, td._names, tuple(shapes)
     )
@@ -151,17 +156,23 @@ def _unflatten(leaves: Iterable[Any], context: TensorDictContext) -> Any:
     entries: dict[str, Any] = {}
     for key, value in context.entries.items():
         if value is _LEAF:
-            entries[key] = _leaf(*next(remaining), batch_size)
+            entries[key] = _leaf(*next(remaining), batch_size, len(context.batch_size))
         else:
             entries[key] = _restored(value, batch_size)
     cls: Any = context.cls
     return cls._from_entries(entries, batch_size, device, names)
 
 
-def _leaf(value: Any, shape: Any, batch_size: torch.Size) -> Any:
-    if shape == _UNBATCHED and isinstance(value, Tensor):
-        return UnbatchedTensor(value, batch_size)
-    return value
+def _leaf(value: Any, shape: Any, batch_size: torch.Size, batch_dims: int) -> Any:
+    if not isinstance(shape, Unbatched) or not isinstance(value, Tensor):
+        return value
+    if value.ndim == shape.ndim - 1 and len(batch_size) < batch_dims:
+        raise TensorDictShapeError(
+            "expected an UnbatchedTensor to keep its dimensions where a batch loses one, as under "
+            f"vmap, found {value.ndim} of {shape.ndim}: leave the entry out of what is mapped, and "
+            "put it in again inside"
+        )
+    return UnbatchedTensor(value, batch_size)
 
 
 def _restored(value: NonTensorEntry, batch_size: torch.Size) -> NonTensorEntry:
@@ -186,7 +197,7 @@ def _new_batch(
     sized: list[tuple[torch.Size, Any]] = [
         (value.shape, shape)  # type: ignore[union-attr]  # tensordicts of every kind have one
         for value, shape in zip(values, context.shapes or (None,) * len(values), strict=True)
-        if isinstance(value, (Tensor, TensorCollection)) and shape != _UNBATCHED
+        if isinstance(value, (Tensor, TensorCollection)) and not isinstance(shape, Unbatched)
     ]
     if not sized:
         # No leaves at all, or placeholders such as the None that vmap flattens in_dims with.
@@ -223,7 +234,12 @@ def _batch_dims(new: torch.Size, shape: Any, old: tuple[Any, ...]) -> tuple[int,
 
 def _to_dumpable(context: TensorDictContext) -> dict[str, Any]:
     """Return the context as JSON; sizes are left out where there are leaves to read them off."""
-    has_leaves = any(value is _LEAF for value in context.entries.values())
+    unbatched = {
+        key: shape.ndim
+        for key, shape in zip(context.leaf_keys(), context.shapes, strict=False)
+        if isinstance(shape, Unbatched)
+    }
+    has_leaves = any(v is _LEAF and key not in unbatched for key, v in context.entries.items())
     return {
         "class": f"{context.cls.__module__}.{context.cls.__qualname__}",
         "keys": list(context.entries),
@@ -232,6 +248,7 @@ def _to_dumpable(context: TensorDictContext) -> dict[str, Any]:
             for key, value in context.entries.items()
             if value is not _LEAF
         },
+        "unbatched": unbatched,
         "batch_dims": len(context.batch_size),
         "batch_size": None if has_leaves else [int(size) for size in context.batch_size],
         "device": None if context.device is None else str(context.device),
@@ -247,14 +264,15 @@ def _from_dumpable(dumped: dict[str, Any]) -> TensorDictContext:
         key: _from_dumped(batch_size, *data[key]) if key in data else _LEAF
         for key in dumped["keys"]
     }
-    device = dumped["device"]
+    device, unbatched = dumped["device"], dumped["unbatched"]
+    keys = [key for key, value in entries.items() if value is _LEAF]
     return TensorDictContext(
         _CLASSES[dumped["class"]],
         entries,
         batch_size,
         None if device is None else torch.device(device),
         None if dumped["names"] is None else tuple(dumped["names"]),
-        (),
+        tuple([Unbatched(unbatched[key]) if key in unbatched else None for key in keys]),
     )
 
 

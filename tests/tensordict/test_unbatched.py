@@ -204,3 +204,19 @@ def test_tree_map_keeps_unbatched_entry():
     result = torch.utils._pytree.tree_map(lambda leaf: leaf + 1, td)
     assert type(result["u"]) is UnbatchedTensor
     assert result["u"].batch_size == result.batch_size == (3,)
+
+
+def test_exported_context_remembers_unbatched_entries():
+    td = make(ours)
+    leaves, spec = torch.utils._pytree.tree_flatten(td)
+    loaded = torch.utils._pytree.treespec_loads(torch.utils._pytree.treespec_dumps(spec))
+    found = torch.utils._pytree.tree_unflatten(leaves, loaded)
+    assert (found.batch_size, found["u"].batch_size, found["u"].shape) == ((3,), (3,), (4,))
+
+
+def test_vmap_over_rows_of_an_unbatched_tensor_raises():
+    td = TensorDict(u=UnbatchedTensor(torch.ones(3, 2)), a=torch.ones(3), batch_size=[3])
+    with pytest.raises(TensorDictShapeError, match="vmap"):
+        torch.vmap(lambda row: row + 1)(td)
+    found = torch.vmap(lambda row: row.set("b", row["a"] + td["u"].sum()))(td.exclude("u"))
+    assert found["b"].tolist() == [7.0, 7.0, 7.0]
