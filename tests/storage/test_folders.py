@@ -163,6 +163,8 @@ def test_pickle_of_the_reference_needs_permission(tmp_path):
     with pytest.raises(UnsafeFileError, match="allow_pickle=True"):
         TensorDict.load(tmp_path / "x")
     assert TensorDict.load(tmp_path / "x", allow_pickle=True)["v"] == 1j
+    with pytest.raises(TypeError, match="allow_pickle must be a bool"):
+        TensorDict.load(tmp_path / "x", allow_pickle="yes")
 
 
 def test_save_over_a_pickle_removes_it(tmp_path):

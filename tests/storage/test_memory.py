@@ -155,6 +155,60 @@ def test_other_process_writes_to_the_same_memory(tmp_path):
     assert all((tensor == 2).all() for tensor in tensors)
 
 
+def test_pickle_of_a_mapping_that_was_written_to_has_its_values(tmp_path):
+    MemoryMappedTensor.ones(6, filename=tmp_path / "x")
+    mapped = MemoryMappedTensor.from_filename(tmp_path / "x", torch.float32, (6,), mode="r")
+    assert pickle.loads(pickle.dumps(mapped[2:])).filename == str(tmp_path / "x")
+    mapped[1:3] = 5
+    for part in (mapped, mapped[1:], mapped.view(2, 3)):
+        assert torch.equal(pickle.loads(pickle.dumps(part)), part)
+    assert (MemoryMappedTensor.from_filename(tmp_path / "x", torch.float32, (6,)) == 1).all()
+
+
+SENT = {
+    "folder": lambda path: plain().memmap(path / "x"),
+    "loaded": lambda path: ours.load(plain().memmap(path / "x").saved_path),
+    "read only": lambda path: ours.load(plain().memmap(path / "x").saved_path, mode="r"),
+    "part": lambda path: plain().memmap(path / "x")[1:].reshape(-1),
+    "anonymous": lambda path: plain().memmap(),
+    "archive": lambda path: plain().save(path / "x.tdz"),
+    "shared": lambda path: plain().share_memory_(),
+    "one block": lambda path: plain().consolidate(),
+    "one file": lambda path: plain().consolidate(path / "x.td"),
+}
+
+
+def _send_back(inbox, outbox):
+    for _ in SENT:
+        td = inbox.get(timeout=60)
+        outbox.put((td["obs"].sum().item(), td.is_memmap(), td.is_shared(), td.is_consolidated()))
+
+
+def test_tensordict_of_every_memory_goes_to_another_process(tmp_path):
+    context = mp.get_context("fork")
+    inbox, outbox = context.Queue(), context.Queue()
+    process = context.Process(target=_send_back, args=(inbox, outbox))
+    process.start()
+    for index, (name, make) in enumerate(SENT.items()):
+        (tmp_path / str(index)).mkdir()
+        td = make(tmp_path / str(index))
+        inbox.put(td)
+        state = (td["obs"].sum().item(), td.is_memmap(), td.is_shared(), td.is_consolidated())
+        assert outbox.get(timeout=60) == state, name
+    process.join(60)
+
+
+@pytest.mark.parametrize("kind", ["folder", "archive", "one file"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_data_loader_reads_a_mapped_tensordict(tmp_path, kind, num_workers):
+    td = SENT[kind](tmp_path)
+    loader = torch.utils.data.DataLoader(
+        td, batch_size=2, collate_fn=lambda rows: rows, num_workers=num_workers
+    )
+    found = [batch["obs"] for batch in loader]
+    assert torch.equal(torch.cat(found), plain()["obs"])
+
+
 # -- shared memory -----------------------------------------------------------------------------
 
 

@@ -194,7 +194,7 @@ class Archive:
             DamagedFileError: if the entry is missing, too short or has another checksum.
             StorageError: with ``mode="r+"``, if it cannot be mapped.
         """
-        from tdcompile.tensordict.storage.memmap_tensor import MemoryMappedTensor, SharedBuffer
+        from tdcompile.tensordict.storage.memmap_tensor import MemoryMappedTensor
 
         info = self._info(parts)
         nbytes = nbytes_of(shape, dtype)
@@ -241,7 +241,7 @@ class Archive:
         plain = torch.empty(0, dtype=dtype).set_(  # type: ignore[call-overload]
             self._storage, start // dtype.itemsize, shape
         )
-        return MemoryMappedTensor._wrap(plain, None, SharedBuffer(self._storage), self.mode or "r")
+        return MemoryMappedTensor._wrap(plain, None, None, self.mode or "r")
 
     def _bytes(self) -> mmap.mmap:
         if self._map is None:

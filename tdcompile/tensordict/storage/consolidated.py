@@ -121,7 +121,7 @@ def consolidate(
                 file.truncate(nbytes)
                 file.seek(nbytes)
                 file.write(metadata + _LENGTH.pack(len(metadata)))
-            mapped = FlatLayout(_map(draft, nbytes, shared=True), slots)
+            mapped = FlatLayout(_map(draft, nbytes, shared=True), slots, is_file=True)
             if use_buffer:
                 mapped.storage.copy_(made.storage)
             else:
@@ -130,7 +130,11 @@ def consolidate(
         finally:
             if os.path.lexists(draft):
                 os.unlink(draft)
-        return made if use_buffer else FlatLayout(_map(target, nbytes, shared=True), slots)
+        return (
+            made
+            if use_buffer
+            else FlatLayout(_map(target, nbytes, shared=True), slots, is_file=True)
+        )
 
     def finish(layout: FlatLayout) -> Any:
         if not inplace:
@@ -251,11 +255,19 @@ def reduce(td: Any, layout: FlatLayout) -> tuple[Any, ...]:
             children[key] = next(count) if isinstance(child, Leaf) else skeleton(child)
         return each.kind.with_children(each.value, children, each.value.device)
 
-    return _rebuild, (skeleton(node), layout.storage, layout.slots, td.is_locked)
+    # torch cannot send the memory of a mapped file to another process.
+    storage = layout.storage.clone() if layout.is_file else layout.storage
+    return _rebuild, (skeleton(node), storage, layout.slots, td.is_locked)
 
 
-def _rebuild(skeleton: Any, storage: torch.Tensor, slots: list[Slot], is_locked: bool) -> Any:
-    layout = FlatLayout(storage, slots)
+def _rebuild(
+    skeleton: Any,
+    storage: torch.Tensor,
+    slots: list[Slot],
+    is_locked: bool,
+    is_file: bool = False,
+) -> Any:
+    layout = FlatLayout(storage, slots, is_file)
 
     def fill(value: Any) -> None:
         elements = getattr(value, "tensordicts", None)
@@ -417,8 +429,7 @@ def from_consolidated(filename: Any) -> Any:
     slots: list[Slot] = []
     skeleton = _parse(meta, path, slots)
     _check_shares(slots, nbytes, path)
-    layout = FlatLayout(_map(path, nbytes, shared=False), slots)
-    return _rebuild(skeleton, layout.storage, slots, False)
+    return _rebuild(skeleton, _map(path, nbytes, shared=False), slots, False, is_file=True)
 
 
 def _parse(meta: Any, name: str, slots: list[Slot]) -> Any:

@@ -83,11 +83,13 @@ class FlatLayout:
     Args:
         storage: the block, ``uint8`` of shape ``(nbytes,)``.
         slots: where each leaf is, in the order of the keys.
+        is_file: whether the block maps a file; it is pickled by value then, too.
     """
 
-    __slots__ = ("slots", "storage", "tensors")
+    __slots__ = ("is_file", "slots", "storage", "tensors")
 
-    def __init__(self, storage: Tensor, slots: list[Slot]) -> None:
+    def __init__(self, storage: Tensor, slots: list[Slot], is_file: bool = False) -> None:
+        self.is_file = is_file
         self.storage = storage
         self.slots = slots
         with torch.no_grad():

@@ -140,6 +140,8 @@ def load_memmap(
     """Load a saved tensordict, see ``TensorDict.load_memmap``."""
     from tdcompile.tensordict.metadata import as_device
 
+    if not (allow_pickle is None or isinstance(allow_pickle, bool)):
+        raise TypeError(f"allow_pickle must be a bool or None, found {allow_pickle!r}")
     source = open_source(prefix, mode, verify)
     try:
         place = None if device is None else as_device(device)

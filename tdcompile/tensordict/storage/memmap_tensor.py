@@ -57,6 +57,7 @@ class MemoryMappedTensor(Tensor):
     _filename: str | None
     _handler: SharedBuffer | None
     _mode: str | None
+    _clean_version: int  # of a mapping that nobody has written to
 
     def __new__(cls, source: Any, *, device: Any = None, filename: Any = None) -> Self:
         """Return :meth:`from_tensor` of `source`."""
@@ -75,9 +76,11 @@ class MemoryMappedTensor(Tensor):
         filename: str | None,
         handler: SharedBuffer | None,
         mode: str | None = None,
+        clean_version: int | None = None,
     ) -> Self:
         result: Any = tensor.as_subclass(cls)
         result._filename, result._handler, result._mode = filename, handler, mode
+        result._clean_version = result._version if clean_version is None else clean_version
         return result  # type: ignore[no-any-return]
 
     # -- making one ----------------------------------------------------------------------------
@@ -368,7 +371,7 @@ class MemoryMappedTensor(Tensor):
             return tensor
         if tensor.untyped_storage().data_ptr() != self.untyped_storage().data_ptr():
             return tensor
-        return self._wrap(tensor, self._filename, self._handler, self._mode)
+        return self._wrap(tensor, self._filename, self._handler, self._mode, self._clean_version)
 
     def _parts(self, tensors: Any) -> Any:
         return type(tensors)(self._part(tensor) for tensor in tensors)
@@ -376,22 +379,6 @@ class MemoryMappedTensor(Tensor):
     def __getitem__(self, index: Any) -> Any:
         """Index; a view maps the same file, a copy is a plain tensor."""
         return self._part(super().__getitem__(index))
-
-    def split(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``torch.Tensor.split``; the parts map the same file."""
-        return self._parts(self._plain().split(*args, **kwargs))
-
-    def chunk(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``torch.Tensor.chunk``; the parts map the same file."""
-        return self._parts(self._plain().chunk(*args, **kwargs))
-
-    def tensor_split(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``torch.Tensor.tensor_split``; the parts map the same file."""
-        return self._parts(self._plain().tensor_split(*args, **kwargs))
-
-    def unbind(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``torch.Tensor.unbind``; the parts map the same file."""
-        return self._parts(self._plain().unbind(*args, **kwargs))
 
     # -- copies --------------------------------------------------------------------------------
 
@@ -402,7 +389,9 @@ class MemoryMappedTensor(Tensor):
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if self._filename is None:
+        # A copy-on-write mapping that was written to is no longer what the file holds.
+        is_private = self.untyped_storage().filename is None
+        if self._filename is None or (is_private and self._version != self._clean_version):
             # Only the elements that it has, not all of the memory that it is a part of.
             return _from_value, (self.as_subclass(Tensor).clone(),)
         offset = self.storage_offset()
@@ -414,6 +403,30 @@ class MemoryMappedTensor(Tensor):
             self.stride(),
             offset,
         )
+
+
+def _keeping_the_file(name: str) -> Any:
+    function = getattr(Tensor, name)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = function(self.as_subclass(Tensor), *args, **kwargs)
+        return self._parts(result) if isinstance(result, tuple | list) else self._part(result)
+
+    method.__name__ = name
+    method.__doc__ = f"As ``torch.Tensor.{name}``; what is a view maps the same file."
+    return method
+
+
+# fmt: off
+_VIEWS = (
+    "as_strided", "chunk", "detach", "diagonal", "expand", "expand_as", "flatten", "hsplit",
+    "moveaxis", "movedim", "narrow", "permute", "ravel", "reshape", "reshape_as", "select", "split",
+    "squeeze", "swapaxes", "swapdims", "t", "tensor_split", "transpose", "unbind", "unflatten",
+    "unfold", "unsqueeze", "view", "view_as",
+)
+# fmt: on
+for _name in _VIEWS:
+    setattr(MemoryMappedTensor, _name, _keeping_the_file(_name))
 
 
 def _from_value(value: Tensor) -> MemoryMappedTensor:
@@ -443,8 +456,8 @@ def _from_shared(
 
 
 def _reduce_for_process(tensor: Any) -> Any:
-    """Send the memory itself where there is no file, or where writes stay out of the file."""
-    if tensor._filename is None and tensor.is_shared():
+    """Send anonymous shared memory itself; a mapped file goes by its name, the rest by value."""
+    if tensor._filename is None and tensor._handler is not None and tensor.is_shared():
         return _from_shared, (tensor.as_subclass(Tensor), None, tensor._mode)
     return tensor.__reduce_ex__(2)
 

@@ -65,7 +65,7 @@ def _is_mapped(td: Any, record: Memory) -> bool:
 
 def _is_shared(td: Any, record: Memory) -> bool:
     own: list[Any] = own_tensors(td)
-    return bool(td.is_locked) and all(value.is_shared() for value in own)
+    return bool(td.is_locked) and all(value.numel() == 0 or value.is_shared() for value in own)
 
 
 def _is_consolidated(td: Any, record: Memory) -> bool:

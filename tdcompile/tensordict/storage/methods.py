@@ -77,7 +77,8 @@ class StorageMixin(TensorDictState):
             archive: write one zip file; ``None`` decides by the suffix ``.tdz``.
             compression: of an archive: ``"deflate"``, ``"bzip2"``, ``"lzma"``.
             atomic: write a new folder that takes the place of the old one as a whole.
-            allow_pickle: save non-tensor values that JSON does not keep by pickle.
+            allow_pickle: save non-tensor values that JSON does not keep by pickle. A value that is
+                changed later reaches the file when the tensordict is saved again.
 
         Returns:
             A new tensordict; for an archive, one of views of a copy-on-write mapping, not locked.
