@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import pickle
+import struct
 import sys
-import warnings
 
 import pytest
 import tensordict as reference
@@ -458,29 +459,88 @@ def test_params_are_copied_to_files_and_not_turned_into_them(tmp_path):
 # -- safetensors -------------------------------------------------------------------------------
 
 
-def test_without_safetensors_the_error_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "safetensors", None)
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    for call in (
-        lambda: ours.to_safetensors(plain(), tmp_path / "x"),
-        lambda: ours.from_safetensors(tmp_path / "x"),
-    ):
-        with pytest.raises(ImportError, match="pip install safetensors"):
-            call()
+def test_safetensors_file_keeps_the_structure(tmp_path):
+    @ours.tensorclass
+    class Named:
+        x: torch.Tensor
+        label: str
 
-
-def test_safetensors_file_keeps_the_structure_and_is_that_of_the_reference(tmp_path):
-    pytest.importorskip("safetensors")
-    td = plain().exclude("none")
+    td = plain()
+    td["u"] = ours.UnbatchedTensor(torch.arange(5, dtype=torch.uint8))
+    td["p"] = Named(x=torch.ones(3), label="a", batch_size=[3])
     ours.to_safetensors(td, tmp_path / "x")
-    same(ours.from_safetensors(tmp_path / "x"), td)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        same(td, reference.from_safetensors(tmp_path / "x"), ordered=False)
-    (tmp_path / "x").write_bytes((tmp_path / "x").read_bytes()[:-1])
-    with pytest.raises(DamagedFileError, match="safetensors"):
+    loaded = ours.from_safetensors(tmp_path / "x")
+    same(loaded.exclude("u", "p"), plain())
+    assert torch.equal(loaded["u"], td["u"])
+    assert isinstance(loaded.get("u"), ours.UnbatchedTensor)
+    assert type(loaded["p"]) is Named
+    assert loaded["p"].label == "a"
+    before = (tmp_path / "x").read_bytes()
+    loaded["obs"].add_(1)
+    assert (tmp_path / "x").read_bytes() == before
+    assert ours.from_safetensors(tmp_path / "x", device="meta")["obs"].is_meta
+
+
+def safetensors_bytes(header, data):
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def test_safetensors_file_of_a_model_loads_by_its_names(tmp_path):
+    header = {
+        "0.weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+        "0.bias": {"dtype": "U8", "shape": [], "data_offsets": [8, 9]},
+        "odd": {"dtype": "I16", "shape": [1], "data_offsets": [9, 11]},
+    }
+    data = torch.tensor([1.0, 2.0]).numpy().tobytes() + bytes([3, 4, 0])
+    (tmp_path / "x").write_bytes(safetensors_bytes(header, data))
+    td = ours.from_safetensors(tmp_path / "x")
+    assert td["0", "weight"].tolist() == [1.0, 2.0]
+    assert td["0", "bias"].item() == 3
+    assert td["odd"].tolist() == [4]
+    assert td.batch_size == ()
+
+
+HEADERS = {
+    "beyond the end": {"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 36]}},
+    "other size": {"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}},
+    "gap": {"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}},
+    "negative": {"a": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}},
+    "unknown dtype": {"a": {"dtype": "F31", "shape": [2], "data_offsets": [0, 8]}},
+    "no object": {"a": 3},
+    "rest": {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}},
+    "structure": {"__metadata__": {"tensordict": json.dumps({"root": {"batch_size": []}})}},
+}
+
+
+@pytest.mark.parametrize("how", HEADERS)
+def test_safetensors_file_that_makes_no_sense_is_named(tmp_path, how):
+    data = bytes(0 if how == "structure" else 8)
+    (tmp_path / "x").write_bytes(safetensors_bytes(HEADERS[how], data))
+    with pytest.raises(DamagedFileError, match=r"/x\b"):
         ours.from_safetensors(tmp_path / "x")
-    td.set_non_tensor("v", 1j)
-    with pytest.raises(TypeError, match='td\\["v"\\]'):
-        ours.to_safetensors(td, tmp_path / "y")
-    assert not (tmp_path / "y").exists()
+
+
+def test_safetensors_file_cut_short_is_named(tmp_path):
+    ours.to_safetensors(plain(), tmp_path / "x")
+    data = (tmp_path / "x").read_bytes()
+    for cut in range(0, len(data), 41):
+        (tmp_path / "x").write_bytes(data[:cut])
+        with pytest.raises(DamagedFileError, match=r"/x\b"):
+            ours.from_safetensors(tmp_path / "x")
+
+
+def test_what_safetensors_cannot_hold_is_refused(tmp_path):
+    cases = [
+        (TypeError, {"v": ours.NonTensorData(1j)}),
+        (TypeError, {"v": ours.NonTensorData((1, 2))}),
+        (TypeError, {"c": torch.ones(1, dtype=torch.complex128)}),
+        (TypeError, {"s": torch.eye(2).to_sparse()}),
+        (ValueError, {"a.b": torch.ones(1), "a": {"b": torch.ones(1)}}),
+    ]
+    for error, entries in cases:
+        with pytest.raises(error):
+            ours.to_safetensors(TensorDict(entries), tmp_path / "x")
+    with pytest.raises(TypeError, match="lazy stack"):
+        ours.to_safetensors(ours.lazy_stack([plain(), plain()]), tmp_path / "x")
+    assert os.listdir(tmp_path) == []

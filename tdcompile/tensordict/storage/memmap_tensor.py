@@ -380,6 +380,10 @@ class MemoryMappedTensor(Tensor):
         """Index; a view maps the same file, a copy is a plain tensor."""
         return self._part(super().__getitem__(index))
 
+    def __format__(self, spec: str) -> str:
+        # As for a plain tensor: an element is formatted as its number.
+        return format(self.item() if self.ndim == 0 else str(self), spec)
+
     # -- copies --------------------------------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
