@@ -625,6 +625,51 @@ DIFFERENCES: list[Difference] = [
         ),
     ),
     *_rows(
+        "Lazy stacks",
+        (
+            "stack = package.lazy_stack([single, TensorDict(a=torch.ones(2))])\n"
+            "attempt(stack[1].lock_)\nattempt(stack.set, 'z', torch.zeros(2))\n"
+            "list(stack[0].keys())",
+            "['a', 'b', 'z']",
+            "['a', 'b']",
+            "a write that fails for one element changes none",
+        ),
+        (
+            "stack = package.lazy_stack([single, TensorDict(a=torch.ones(2))])\n"
+            "stack.clear()\nlist(stack[0].keys())",
+            "['b']",
+            "[]",
+            "clear() leaves no entry in any element",
+        ),
+        (
+            "parts = [wide[:, 0].exclude('a').set('k', t), td]\n"
+            "package.lazy_stack(parts)[:, 0] = 7\nparts[0]['k']",
+            "[1.0, 2.0, 3.0]",
+            "[7.0, 2.0, 3.0]",
+            "a number that is written to a part of the batch goes to every leaf of the elements",
+        ),
+        (
+            "stack = package.lazy_stack([td.select('b'), nest])\n"
+            "list(stack.flatten_keys()[1].keys())",
+            "raises RuntimeError",
+            "['b', 'n.x']",
+            "what needs no stacked entry is done element by element, also where keys differ",
+        ),
+        (
+            "parts = [TensorDict({'a': torch.ones(3, n)}, [3]) for n in (1, 2)]\n"
+            "package.lazy_stack(parts).sum(1)[1]['a']",
+            "raises RuntimeError",
+            "[3.0, 3.0]",
+            "a reduction over other dimensions than the stacked one needs no stacked entry either",
+        ),
+        (
+            "torch.vmap(lambda td: td + 1)(package.lazy_stack([td, td])).batch_size",
+            "[2, 2, 3]",
+            "raises TensorDictShapeError",
+            "elements are the leaves that vmap sees; make the stack dense to map over it",
+        ),
+    ),
+    *_rows(
         "Data loading",
         (
             'tds = [TensorDict({"a": torch.ones(n), "b": torch.tensor(n)}) for n in (1, 2)]\n'

@@ -36,7 +36,7 @@ from tdcompile.tensordict.nontensor import (
     NonTensorDataBase,
     NonTensorEntry,
 )
-from tdcompile.tensordict.nontensor_stack import NonTensorStack
+from tdcompile.tensordict.nontensor_stack import LinkedList, NonTensorStack
 from tdcompile.tensordict.statedict import StateDict
 from tdcompile.tensordict.unbatched import UnbatchedTensor
 
@@ -349,3 +349,10 @@ pytree.register_pytree_node(
     serialized_type_name=f"{StateDict.__module__}.{StateDict.__qualname__}",
 )
 register_lazy_pytree(LazyStackedTensorDict)
+# What reading a stack of values gives: a list, and nothing that writes back once it was mapped over.
+pytree.register_pytree_node(
+    LinkedList,
+    lambda values: (list(values), None),
+    lambda values, _: list(values),
+    serialized_type_name=f"{LinkedList.__module__}.{LinkedList.__qualname__}",
+)

@@ -314,6 +314,11 @@ def test_copies_are_lazy_stacks_of_copies(copied):
     assert result[0] is not stack[0]
 
 
+def test_list_of_values_of_a_stack_is_a_pytree():
+    stack = lazy_stack([TensorDict(s="u"), TensorDict(s="v")])
+    assert pytree.tree_map(str.upper, stack["s"]) == ["U", "V"]
+
+
 def test_pytree_with_other_batch_dimensions_is_refused():
     stack = lazy_stack([TensorDict(a=torch.zeros(3, 2), batch_size=[3]) for _ in range(2)])
     with pytest.raises(TensorDictShapeError, match="to_tensordict"):
