@@ -349,7 +349,7 @@ pytree.register_pytree_node(
     serialized_type_name=f"{StateDict.__module__}.{StateDict.__qualname__}",
 )
 register_lazy_pytree(LazyStackedTensorDict)
-# What reading a stack of values gives: a list, and nothing that writes back once it was mapped over.
+# What reading a stack of values gives. Mapped over, it is a list that writes nothing back.
 pytree.register_pytree_node(
     LinkedList,
     lambda values: (list(values), None),
