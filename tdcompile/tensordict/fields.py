@@ -133,3 +133,11 @@ def caller_scope(package: str) -> dict[str, Any]:
         # A class body stands in a function or a class, whose names its annotations may use.
         frame = frame.f_back if "__qualname__" in frame.f_locals else None
     return scope
+
+
+def lock_like(result: Any, td: Any) -> None:
+    """Lock an instance with the entries of a locked tensordict, and note where these live."""
+    result.lock_()
+    record = getattr(td, "_memory", None)
+    if record is not None:
+        result._memory = record

@@ -21,6 +21,7 @@ from tdcompile.tensordict.casts import convert, hint_class
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.declare import (
     METADATA,
+    begin,
     define,
     delete_field,
     init_var_defaults,
@@ -32,6 +33,7 @@ from tdcompile.tensordict.fields import (
     FieldsMeta,
     Schema,
     caller_scope,
+    lock_like,
     names_of_options,
     option_flags,
     own_annotations,
@@ -115,11 +117,24 @@ class TensorClass(TensorDictMethods, metaclass=TensorClassMeta):
     __hash__ = None  # type: ignore[assignment]
     _from_entries = TensorDict.__dict__["_from_entries"]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError(
-            f"expected a class with fields, found {type(self).__name__} itself: "
-            "declare fields in a subclass"
-        )
+    def __init__(
+        self,
+        *args: Any,
+        batch_size: Any = None,
+        device: Any = None,
+        names: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Set the fields, for a constructor of a subclass that calls ``super().__init__``."""
+        model = self.__tensorclass_schema__.model
+        if model is None:
+            raise NotImplementedError(
+                f"expected a class with fields, found {type(self).__name__} itself: "
+                "declare fields in a subclass"
+            )
+        if batch_size is not None or device is not None or names is not None:
+            begin(self, batch_size, device, names, self._frozen)
+        model.__init__(self, *args, **kwargs)
 
     def __class_getitem__(cls, item: Any) -> Any:
         """Return a base class with options set, as in ``TensorClass["nocast", "frozen"]``."""
@@ -177,7 +192,7 @@ class TensorClass(TensorDictMethods, metaclass=TensorClassMeta):
         if not schema.runs_post_init and hasattr(cls, "__post_init__"):
             result.__post_init__(*init_var_defaults(cls))
         if td._is_locked:
-            result.lock_()
+            lock_like(result, td)
         return result  # type: ignore[no-any-return]
 
     _from_tensordict = from_tensordict

@@ -21,6 +21,7 @@ from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.fields import (
     FieldsMeta,
     caller_scope,
+    lock_like,
     make_schema,
     names_of_options,
     own_annotations,
@@ -153,7 +154,7 @@ class TypedTensorDict(TensorDict, metaclass=FieldsMeta):
             source._entries.copy(), source._batch_size, source._device, source._names
         )
         if source._is_locked:
-            result.lock_()
+            lock_like(result, source)
         return result  # type: ignore[no-any-return]
 
 

@@ -171,6 +171,7 @@ ADAPTERS: dict[str, Any] = {
     "_default_is_leaf": _public("default_is_leaf"),
     "_unravel_key_to_tuple": _public("unravel_key_to_tuple"),
     "_is_tensor_collection": _public("is_tensor_collection"),
+    "_GENERIC_NESTED_ERR": lambda: "expected a key",
     "_has_h5": lambda: False,
     "_has_h5py": lambda: False,
     "_has_redis": lambda: False,
@@ -335,6 +336,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             for name, attribute in TENSORCLASS_ATTRIBUTES.items():
                 setattr(tdcompile.tensordict.TensorClass, name, attribute)
             tdcompile.TensorDict._tensordict = property(lambda td: td._entries)
+            tdcompile.TensorDict._is_memmap = property(lambda td: td.is_memmap())
 
 
 def install() -> None:

@@ -241,6 +241,23 @@ def test_constructor_of_a_subclass_may_call_that_of_its_base():
         assert type(value[0]) is cls
 
 
+def test_constructor_may_call_that_of_all_tensorclasses():
+    class Data(TensorClass):
+        x: torch.Tensor
+        label: str = "none"
+
+        def __init__(self, length):
+            super().__init__(torch.zeros(length), batch_size=[length])
+
+    class Child(Data):
+        def __init__(self):
+            super().__init__(2)
+            self.label = "child"
+
+    assert (Data(3).batch_size, Data(3).label) == (torch.Size([3]), "none")
+    assert (Child().x.shape, Child()[0].label) == (torch.Size([2]), "child")
+
+
 def test_own_setattr_sees_fields_only():
     seen = []
 
