@@ -118,7 +118,128 @@ def _rows(topic: str, *rows: tuple[str, str, str, str]) -> list[Difference]:
     return [Difference(topic, *row) for row in rows]
 
 
+# Classes that several rows begin with.
+_FIELDS = """\
+class P(package.TensorClass):
+    x: torch.Tensor
+    y: torch.Tensor = None
+"""
+_KEYS = """\
+class T(package.TypedTensorDict):
+    x: torch.Tensor
+"""
+
 DIFFERENCES: list[Difference] = [
+    *_rows(
+        "Classes with fields",
+        (
+            _FIELDS + '"x" in P(t, batch_size=[3])',
+            "False",
+            "True",
+            "`in` asks for a key, as for every tensordict",
+        ),
+        (
+            _FIELDS + 'list(P(t).rename_key_("x", "z").keys())',
+            "['z']",
+            "raises UnknownFieldError",
+            "no method adds a key that is no field",
+        ),
+        (
+            _FIELDS + 'list(P(t).set_non_tensor("z", 1).keys())',
+            "['x', 'z']",
+            "raises UnknownFieldError",
+            "no method adds a key that is no field",
+        ),
+        (
+            _FIELDS
+            + ('td = TensorDict({"x": t}, batch_size=[3])\nP.from_tensordict(td).x = -t\ntd["x"]'),
+            "[-1.0, -2.0, -3.0]",
+            "[1.0, 2.0, 3.0]",
+            "an instance has its own entries, and the tensors that were there",
+        ),
+        (
+            "@package.tensorclass\n"
+            "class P:\n"
+            "    x: torch.Tensor\n"
+            "isinstance(P(t), package.TensorClass)",
+            "False",
+            "True",
+            "every tensorclass is a `TensorClass`",
+        ),
+        (
+            "class P:\n    x: torch.Tensor\npackage.tensorclass(P) is P",
+            "True",
+            "False",
+            "the decorator makes a new class of the same name; `super()` in its methods means that",
+        ),
+        (
+            "class P(package.TensorClass):\n"
+            "    x: torch.Tensor\n"
+            "    def __init__(self, size):\n"
+            "        super().__init__(torch.zeros(size), batch_size=[size])\n"
+            "class Q(P):\n"
+            "    def __init__(self):\n"
+            "        super().__init__(2)\n"
+            "Q().x",
+            "raises NotImplementedError",
+            "[0.0, 0.0]",
+            "a constructor may call that of its base",
+        ),
+        (
+            "import dataclasses\n"
+            "class P(package.TensorClass):\n"
+            "    x: torch.Tensor\n"
+            "    y: torch.Tensor = dataclasses.field(default=None, kw_only=True)\n"
+            "P(t, t).y",
+            "[1.0, 2.0, 3.0]",
+            "raises TypeError",
+            "options of `dataclasses.field` hold",
+        ),
+        (
+            _FIELDS + "len(torch.unbind(P(t, batch_size=[3])))",
+            "raises TypeError",
+            "3",
+            "defaults are those of torch",
+        ),
+        (
+            _FIELDS + "P(t, batch_size=[3]).tolist()[0]",
+            "{'x': tensor(1.)}",
+            "{'x': tensor(1.), 'y': None}",
+            "as by `to_dict`: a field without a value is `None`",
+        ),
+        (
+            _FIELDS + ("stack = package.lazy_stack([P(t), P(t)])\n(stack.x, isinstance(stack, P))"),
+            "([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]], True)",
+            "([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]], False)",
+            "a lazy stack of tensorclasses reads as one of them; its class is that of lazy stacks",
+        ),
+        (
+            _KEYS + ("a = T(x=t)\na.z = 1\nlist(a.keys())"),
+            "['x']",
+            "raises AttributeError",
+            "an attribute that is no key cannot be set",
+        ),
+        (
+            "class T(package.TypedTensorDict):\n"
+            "    x: torch.Tensor = torch.ones(2)\n"
+            "list(T().keys())",
+            "[]",
+            "['x']",
+            "a default fills the key",
+        ),
+        (
+            _KEYS + "type(T(x=t) == T(x=t)).__name__",
+            "'TensorDict'",
+            "'T'",
+            "operations keep the class",
+        ),
+        (
+            _KEYS + "isinstance(T(x=t), TensorDict)",
+            "False",
+            "True",
+            "it is a dense tensordict",
+        ),
+    ),
     *_rows(
         "Files and memory",
         (
