@@ -318,6 +318,19 @@ DIFFERENCES: list[Difference] = [
             "what is asked for is done, also for a consolidated tensordict",
         ),
         (
+            "(nest.memmap()[:2].is_memmap(), nest.memmap()[:2].is_locked)",
+            "(True, True)",
+            "(False, False)",
+            "a part has no folder of its own and may be changed; its leaves still map the files",
+        ),
+        (
+            'text.memmap_(path)\ntext.update_({"s": NonTensorData("new", [3])})\n'
+            'TensorDict.load(path)["s"]',
+            "'new'",
+            "'word'",
+            "a value reaches the file when the tensordict is saved again, by memmap_()",
+        ),
+        (
             'nest.memmap().make_memmap_from_storage("c", t.untyped_storage(), [3])\n'
             'nest.memmap(path).make_memmap_from_storage("c", t.untyped_storage(), [3])',
             "[1.0, 2.0, 3.0]",

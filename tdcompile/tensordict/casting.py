@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.elements import each_element, element_rows, tensor_leaves
-from tdcompile.tensordict.storage.flat import flat_layout_of
+from tdcompile.tensordict.storage.flat import movable_layout_of
 
 CASTS: dict[str, torch.dtype] = {
     "bool": torch.bool,
@@ -84,7 +84,7 @@ class CastingMixin:
             return self
         if kwargs.get("non_blocking_pin"):
             return self.pin_memory().to(device, dtype, batch_size=batch_size, non_blocking=True)
-        layout = flat_layout_of(self) if moves and dtype is None and batch_size is None else None
+        layout = movable_layout_of(self) if moves and dtype is None and batch_size is None else None
         if layout is not None and not kwargs.get("inplace"):
             from tdcompile.tensordict.storage.consolidated import moved
 

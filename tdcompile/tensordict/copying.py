@@ -19,7 +19,7 @@ from tdcompile.tensordict.keys import NO_DEFAULT
 from tdcompile.tensordict.nontensor import LeafKind, NonTensorData, NonTensorEntry
 from tdcompile.tensordict.nontensor_stack import LinkedList
 from tdcompile.tensordict.state import TensorDictState
-from tdcompile.tensordict.storage.flat import flat_layout_of
+from tdcompile.tensordict.storage.flat import movable_layout_of
 from tdcompile.tensordict.storage.memory import Memory, record_of
 
 
@@ -41,7 +41,7 @@ class CopyingMixin(TensorDictState):
             >>> shallow["n"] is td["n"], shallow["n", "x"] is td["n", "x"]
             (False, True)
         """
-        layout = flat_layout_of(self) if recurse else None
+        layout = movable_layout_of(self) if recurse else None
         if layout is not None:
             from tdcompile.tensordict.storage.consolidated import copied
 
@@ -216,7 +216,7 @@ class CopyingMixin(TensorDictState):
         return result
 
     def __reduce__(self) -> tuple[Any, ...]:
-        layout = flat_layout_of(self)
+        layout = movable_layout_of(self)
         if layout is not None:
             from tdcompile.tensordict.storage.consolidated import reduce
 

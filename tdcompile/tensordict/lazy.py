@@ -31,7 +31,7 @@ from tdcompile.tensordict.lazy_shapes import LazyShapesMixin
 from tdcompile.tensordict.lazy_writing import LazyWritingMixin
 from tdcompile.tensordict.metadata import as_device, as_size
 from tdcompile.tensordict.names import Names, check_names, spread_names
-from tdcompile.tensordict.storage.flat import flat_layout_of
+from tdcompile.tensordict.storage.flat import movable_layout_of
 from tdcompile.tensordict.storage.memory import Memory, record_of
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class LazyStackedTensorDict(
         return result
 
     def __reduce__(self) -> tuple[Any, ...]:
-        layout = flat_layout_of(self)
+        layout = movable_layout_of(self)
         if layout is not None:
             from tdcompile.tensordict.storage.consolidated import reduce
 

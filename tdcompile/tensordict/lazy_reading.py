@@ -25,7 +25,7 @@ from tdcompile.tensordict.keys import NO_DEFAULT, unravel_key_to_tuple
 from tdcompile.tensordict.lazy_entries import nested
 from tdcompile.tensordict.nontensor import NonTensorEntry
 from tdcompile.tensordict.state import TensorDictState
-from tdcompile.tensordict.storage.flat import flat_layout_of
+from tdcompile.tensordict.storage.flat import movable_layout_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -194,7 +194,7 @@ class LazyReadingMixin(TensorDictState):
 
     def clone(self, recurse: bool = True) -> Self:
         """Return a lazy stack of copies of the elements; see ``TensorDict.clone``."""
-        layout = flat_layout_of(self) if recurse else None
+        layout = movable_layout_of(self) if recurse else None
         if layout is not None:
             from tdcompile.tensordict.storage.consolidated import copied
 

@@ -237,3 +237,16 @@ def test_lazy_stack_pickles_as_one_block():
 def test_empty_tensordict_is_consolidated():
     assert TensorDict().consolidate().is_consolidated()
     assert pickle.loads(pickle.dumps(TensorDict({"n": {}}).consolidate())).is_consolidated()
+
+
+def test_copies_of_leaves_that_need_gradients_are_followed_by_autograd():
+    td = TensorDict({"a": torch.ones(3), "n": {"b": torch.ones(2)}}).consolidate()
+    td["a"].requires_grad_()
+    copied = td.clone()
+    copied["a"].sum().backward()
+    assert td["a"].grad.tolist() == [1.0, 1.0, 1.0]
+    assert td.to("meta")["a"].requires_grad
+    assert pickle.loads(pickle.dumps(td))["a"].requires_grad
+    stack = ours.lazy_stack([td.detach(), td.detach()]).consolidate()
+    stack.tensordicts[0]["a"].requires_grad_()
+    assert stack.clone().tensordicts[0]["a"].requires_grad

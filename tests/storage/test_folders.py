@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import sys
 
 import pytest
@@ -301,6 +302,20 @@ def test_reader_of_old_files_keeps_them_while_they_are_replaced(tmp_path):
     assert (TensorDict.load(tmp_path / "x")["obs"] == 0).all()
     old.memmap_refresh_()
     assert (old["obs"] == 0).all()
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_mapped_tensordict_saves_over_its_own_folder(tmp_path, atomic):
+    td = plain().memmap(tmp_path / "x")
+    td["obs"].fill_(4)
+    td.memmap(tmp_path / "x", atomic=atomic)
+    same(TensorDict.load(tmp_path / "x"), td)
+    # Another tensordict took the place: the old one is written, not taken for what is there.
+    plain().zero_().memmap(tmp_path / "x")
+    same(td.memmap(tmp_path / "x", atomic=atomic), td)
+    same(TensorDict.load(tmp_path / "x"), td)
+    shutil.rmtree(tmp_path / "x")
+    same(td.memmap_(tmp_path / "x", atomic=atomic), TensorDict.load(tmp_path / "x"))
 
 
 def test_part_of_a_mapped_tensordict_saves_over_its_own_files(tmp_path):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tdcompile.tensordict.storage.memory import memory_of, tensors_of
 
-__all__ = ["FlatLayout", "Slot", "flat_layout_of", "plan"]
+__all__ = ["FlatLayout", "Slot", "flat_layout_of", "movable_layout_of", "plan"]
 
 _LEAF_ALIGNMENT = 8
 _DTYPE_ALIGNMENT = 64
@@ -137,3 +137,14 @@ def flat_layout_of(td: Any) -> FlatLayout | None:
     """Return the layout of a consolidated tensordict; ``None`` if it is none, or no longer."""
     record = memory_of(td, "consolidated")
     return None if record is None else record.layout
+
+
+def movable_layout_of(td: Any) -> FlatLayout | None:
+    """Return the layout if copying the block is the same as copying each leaf.
+
+    It is not where autograd follows a leaf: the block has no history.
+    """
+    layout = flat_layout_of(td)
+    if layout is None or any(tensor.requires_grad for tensor in layout.tensors):
+        return None
+    return layout

@@ -57,6 +57,7 @@ class MemoryMappedTensor(Tensor):
     _filename: str | None
     _handler: SharedBuffer | None
     _mode: str | None
+    _file_id: tuple[int, int] | None = None  # of the file itself: another may take its name
     _clean_version: int  # of a mapping that nobody has written to
 
     def __new__(cls, source: Any, *, device: Any = None, filename: Any = None) -> Self:
@@ -203,6 +204,7 @@ class MemoryMappedTensor(Tensor):
         path = os.path.abspath(filename)
         size = _as_shape(shape)
         result = cls._wrap(map_file(path, dtype, size, mode), path, None, mode)
+        result._file_id = file_id(path)
         return result if index is None else result[index]
 
     @classmethod
@@ -503,6 +505,15 @@ def map_file(path: str, dtype: torch.dtype, size: torch.Size, mode: str | None) 
         )
     storage = torch.UntypedStorage.from_file(path, writable, nbytes)
     return torch.empty(0, dtype=dtype).set_(storage, 0, size)  # type: ignore[call-overload,no-any-return]
+
+
+def file_id(path: str) -> tuple[int, int] | None:
+    """Return what tells a file from another one that takes its name later."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def is_tracing_fake() -> bool:

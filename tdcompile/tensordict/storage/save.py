@@ -33,6 +33,7 @@ from tdcompile.tensordict.storage.memmap_tensor import (
     absolute,
     check_target,
     draft_name,
+    file_id,
     write_tensor,
 )
 from tdcompile.tensordict.storage.memory import Memory, device_of_memory
@@ -132,7 +133,7 @@ def save(
     if archive:
         assert root is not None
         return _save_archive(node, root, like, existsok, compression)
-    targets = _Targets(root, like, copy_existing, existsok)
+    targets = _Targets(root, like, copy_existing, existsok, atomic)
     for leaf in node.leaves():
         targets.add(leaf)
     if inplace and any(isinstance(each.value, torch.nn.Module) for each in node.walk()):
@@ -194,10 +195,13 @@ def _check_arguments(
 class _Targets:
     """What becomes of each leaf: kept, written to a file, or copied to shared memory."""
 
-    __slots__ = ("_copy_existing", "_existsok", "_leaves", "_like", "_root", "to_write")
+    __slots__ = ("_atomic", "_copy_existing", "_existsok", "_leaves", "_like", "_root", "to_write")
 
-    def __init__(self, root: Path | None, like: bool, copy_existing: bool, existsok: bool) -> None:
+    def __init__(
+        self, root: Path | None, like: bool, copy_existing: bool, existsok: bool, atomic: bool
+    ) -> None:
         self._existsok = existsok
+        self._atomic = atomic
         self._root = root
         self._like = like
         self._copy_existing = copy_existing or like
@@ -220,7 +224,7 @@ class _Targets:
                         "A filename was provided but the tensor already has a file associated: "
                         f"{tensor._filename}; pass copy_existing=True to copy it to {path}"
                     )
-            elif mapped and tensor._filename == path and not self._like and _is_whole(tensor):
+            elif mapped and not self._like and not self._atomic and _is_whole(tensor, path):
                 kept = tensor
             if self._like and os.path.isfile(path):
                 check_target(path, self._existsok)
@@ -260,10 +264,13 @@ class _Targets:
         return {id(leaf): new for (leaf, _), new in zip(self._leaves, copies, strict=True)}
 
 
-def _is_whole(tensor: MemoryMappedTensor) -> bool:
-    """Tell whether writes to a tensor's file are all that saving it there would do."""
+def _is_whole(tensor: MemoryMappedTensor, path: str) -> bool:
+    """Tell whether a tensor is all of the very file that is at `path`, so nothing is to write."""
     return (
-        tensor._mode != "r"
+        tensor._filename == path
+        and tensor._file_id is not None
+        and tensor._file_id == file_id(path)
+        and tensor._mode != "r"
         and tensor.storage_offset() == 0
         and tensor.is_contiguous()
         and not tensor.is_conj()
