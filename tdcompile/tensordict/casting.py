@@ -63,7 +63,8 @@ class CastingMixin:
                 and dtype are taken (of a tensordict: the dtype that all its leaves share).
             kwargs: the same by name (``device``, ``dtype``, ``other``), and ``batch_size`` (of the
                 result), ``non_blocking``, ``inplace`` (put the new leaves into this tensordict),
-                ``non_blocking_pin`` and ``num_threads`` (pin host memory first).
+                ``non_blocking_pin`` and ``num_threads`` (pin host memory first), and
+                ``cast_filter`` (gets the key path and a leaf, and tells whether to cast it).
 
         Returns:
             Self if nothing is to do; otherwise a new tensordict, locked if we are, that shares the
@@ -78,6 +79,12 @@ class CastingMixin:
             torch.float64
         """
         device, dtype, batch_size = _parse_to(args, kwargs)
+        cast_filter = kwargs.get("cast_filter", self._cast_filter)
+        if dtype is not None and cast_filter is not None:
+            how = {name: kwargs[name] for name in _HOW_TO_MOVE if name in kwargs}
+            moved = self.to(device=device, batch_size=batch_size, **how)
+            result = _cast(moved, lambda leaf: leaf.to(dtype), cast_filter)
+            return _take_over(self, result) if kwargs.get("inplace") else result
         non_blocking = bool(kwargs.get("non_blocking", False))
         moves = device is not None and device != self._device
         if not moves and dtype is None and batch_size is None:
@@ -205,6 +212,9 @@ class CastingMixin:
         return sum(leaf.nbytes for leaf in leaves)
 
 
+_HOW_TO_MOVE = ("non_blocking", "non_blocking_pin", "num_threads")
+
+
 def _parse_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Device, dtype and batch size out of the arguments of ``to``; None where not given."""
     known = (
@@ -217,6 +227,7 @@ def _parse_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, 
         "inplace",
         "num_threads",
         "compact",
+        "cast_filter",
     )
     for keyword in kwargs:
         if keyword not in known:

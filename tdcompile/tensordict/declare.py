@@ -9,6 +9,7 @@ and sets one attribute a field, as the ``__init__`` of a dataclass does.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import itertools
 import weakref
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from tdcompile.tensordict import kinds
 from tdcompile.tensordict.base import DENSE_SLOTS, TensorDictMethods
+from tdcompile.tensordict.casting import CASTS
 from tdcompile.tensordict.casts import convert, hint_class, require_tensor_hints
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
@@ -114,7 +116,11 @@ def define(
     """
     options = dict(options)
     kw_only = bool(options.pop("kw_only", False))
-    options.pop("cast_filter", None)
+    cast_filter = options.pop("cast_filter", None)
+    if cast_filter is not None:
+        cls._cast_filter = staticmethod(cast_filter)
+        for name in ("type", *CASTS):
+            setattr(cls, name, _filtered(getattr(root, name), cast_filter))
     flags = option_flags(cls, options)
     bases = [base.__tensorclass_schema__ for base in cls.__bases__ if issubclass(base, root)]
     model = _model(cls, annotations, defaults, kw_only, [base.model for base in bases])
@@ -344,6 +350,16 @@ def _from_entries_with_post_init(
     if entries:
         self.__post_init__(*init_var_defaults(cls))
     return self
+
+
+def _filtered(method: Callable[..., Any], default: Any) -> Callable[..., Any]:
+    """Return a cast whose filter is `default` unless the call has one, which may be ``None``."""
+
+    @functools.wraps(method)
+    def filtered(self: Any, *args: Any, cast_filter: Any = default) -> Any:
+        return method(self, *args, cast_filter=cast_filter)
+
+    return filtered
 
 
 def init_var_defaults(cls: Any) -> list[Any]:

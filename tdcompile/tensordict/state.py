@@ -22,6 +22,8 @@ class TensorDictState:
 
     # What a class with fields declares, see fields.py.
     __tensorclass_schema__: Any = None
+    # Which leaves a cast to a dtype is for, unless the call says; a tensorclass may have one.
+    _cast_filter: Any = None
 
     if TYPE_CHECKING:
         _dense: type[Any]  # the dense kind itself, for what is nested or plain

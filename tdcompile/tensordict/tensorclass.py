@@ -93,6 +93,7 @@ class TensorClass(TensorDictMethods, metaclass=TensorClassMeta):
     - ``tensor_only``: every annotation is a tensor or tensordict type, every value becomes one.
     - ``frozen``: attributes cannot be set, the instance is locked and hashable.
     - ``shadow``: a field may have the name of a method, which it hides.
+    - ``cast_filter``: which leaves a cast of an instance is for, as in ``td.to(cast_filter=...)``.
     - ``skip_post_init_on_rebuild``: ``__post_init__`` is for constructors only; else it runs for
       the result of each operation, too.
 
@@ -413,7 +414,8 @@ def tensorclass(cls: Any = None, /, **options: Any) -> Any:
     Args:
         cls: the class; without it, a decorator is returned.
         **options: ``autocast``, ``nocast``, ``tensor_only``, ``frozen``, ``shadow``,
-            ``skip_post_init_on_rebuild``, and ``kw_only`` as for ``dataclasses.dataclass``.
+            ``skip_post_init_on_rebuild``, ``cast_filter``, and ``kw_only`` as for
+            ``dataclasses.dataclass``.
 
     Raises:
         AttributeError: if a field has the name of a tensordict's method and ``shadow`` is not set.

@@ -289,6 +289,33 @@ def test_post_init_runs_for_results_unless_the_option_says_no():
     assert Counted(torch.zeros(3)).empty().x is None
 
 
+CASTS = {
+    "shorthand": lambda p: p.double(),
+    "to": lambda p: p.to(torch.float64),
+    "to device": lambda p: p.to("cpu", torch.float64),
+    "type": lambda p: p.type(torch.float64),
+}
+
+
+@pytest.mark.parametrize("cast", CASTS)
+def test_cast_filter_of_a_class_holds_unless_the_call_has_one(cast):
+    @tensorclass(cast_filter=lambda key, value: key == ("x",))
+    class Data:
+        x: torch.Tensor
+        y: torch.Tensor
+
+    class Child(Data):
+        pass
+
+    for kind in (Data, Child):
+        data = kind(torch.ones(3), torch.ones(3))
+        result = CASTS[cast](data)
+        assert (result.x.dtype, result.y.dtype) == (torch.float64, torch.float32)
+        assert data.double(cast_filter=None).y.dtype == torch.float64
+        assert data.to(torch.float64, cast_filter=None).y.dtype == torch.float64
+        assert TensorDict(data=data).double()["data"].y.dtype == torch.float64
+
+
 @pytest.mark.parametrize("name", ["clone", "batch_size", "keys", "fields"])
 def test_field_with_the_name_of_a_method_needs_shadow(name):
     with pytest.raises(AttributeError, match=f"Attribute name {name} can't be used"):
