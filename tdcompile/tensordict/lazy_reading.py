@@ -234,12 +234,12 @@ class LazyReadingMixin(TensorDictState):
 
         Raises:
             TensorDictShapeError: if elements differ in the shape of an entry, or in batch size.
-            RuntimeError: if it is to work in place.
+            NotImplementedError: if it is to work in place.
         """
         if inplace:
-            raise RuntimeError(
-                "expected no inplace=True for a lazy stack, whose leaves are made when they are "
-                "read: make each element contiguous, or take the dense result"
+            raise NotImplementedError(
+                "expected contiguous without inplace=True for a lazy stack, whose leaves are made "
+                "when they are read: make each element contiguous, or take the dense result"
             )
         dense = dense_form(self, False).contiguous(canonical=canonical)
         kind = self._element_tensorclass()

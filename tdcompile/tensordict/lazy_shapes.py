@@ -12,6 +12,7 @@ elements (``gather`` along the stack dimension) needs stacked tensors.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -367,3 +368,23 @@ def _group(old: Sequence[int], new: Sequence[int], dim: int) -> tuple[tuple[int,
                 i += 1
         if dim < i:
             return (start, i), (new_start, j)
+
+
+def _not_in_place(name: str) -> None:
+    """Let a shape operation refuse ``inplace=True``: elements held elsewhere would not follow."""
+    operation = getattr(TensorDict, name)
+
+    @functools.wraps(operation)
+    def method(self: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
+        if inplace:
+            raise NotImplementedError(
+                f"expected {name} without inplace=True for a {type(self).__name__}, whose elements "
+                "stay what they are: take the result, or make it dense first (to_tensordict())"
+            )
+        return operation(self, *args, **kwargs)
+
+    setattr(LazyShapesMixin, name, method)
+
+
+for _name in ("flatten", "unflatten", "repeat", "repeat_interleave", "gather", "masked_select"):
+    _not_in_place(_name)

@@ -81,6 +81,27 @@ def carry_names(names: Names, origin: Origin, batch_dims: int) -> Names:
     return None
 
 
+def check_spread(td: Any, names: Names, outer: tuple[str | None, ...] = ()) -> None:
+    """Raise a ``ValueError`` if a nested tensordict has one of these names further back."""
+    if names is None:
+        return
+    if td._is_stack:
+        place = td.stack_dim
+        for element in td.tensordicts:
+            check_spread(element, (*names[:place], *names[place + 1 :]), (*outer, names[place]))
+        return
+    for key, value in td._entries.items():
+        if isinstance(value, NamesMixin):
+            further = () if value._names is None else value._names[len(names) :]
+            for name in further:
+                if name is not None and (name in names or name in outer):
+                    raise ValueError(
+                        f"expected names that differ from each other; found {name!r} twice for the "
+                        f"nested tensordict {key!r}: {[*names, *outer, *further]}"
+                    )
+            check_spread(value, (*names, *further), outer)
+
+
 def spread_names(td: Any, names: Names) -> None:
     """Give `td` these names, and its nested tensordicts the same leading names.
 
@@ -133,7 +154,9 @@ class NamesMixin:
 
     @names.setter
     def names(self, names: Any) -> None:
-        spread_names(self, check_names(names, len(self._batch_size)))
+        checked = check_names(names, len(self._batch_size))
+        check_spread(self, checked)
+        spread_names(self, checked)
 
     def _with_names(self, names: Names) -> Self:
         """Return a tensordict with these checked names; this one if it has them already."""

@@ -144,8 +144,8 @@ def _new_size(size: torch.Size, pairs: _Pairs) -> torch.Size:
         result[dim] += before + after
         if result[dim] < 0:
             raise TensorDictShapeError(
-                f"expected to cut at most {size[dim]} rows of batch dimension {dim}, found "
-                f"pad_size ({before}, {after})"
+                f"negative output size: expected to cut at most {size[dim]} rows of batch "
+                f"dimension {dim}, found pad_size ({before}, {after})"
             )
     return torch.Size(result)
 
@@ -161,11 +161,56 @@ def _padded_entry(entry: Any, pairs: _Pairs, value: float) -> Any:
 
 
 def _padded(td: Any, pairs: _Pairs, value: float) -> Any:
+    if td._is_stack:
+        (before, after), rest = _stack_pair(td, pairs)
+        elements = [_padded(element, rest, value) for element in td.tensordicts]
+        return td._like(_with_fillers(td, elements, before, after, rest, value))
     entries = {name: _padded_entry(entry, pairs, value) for name, entry in td._entries.items()}
     return td._from_entries(entries, _new_size(td._batch_size, pairs), td._device, td._names)
 
 
+def _stack_pair(stack: Any, pairs: _Pairs) -> tuple[tuple[int, int], _Pairs]:
+    """Return what is added along the stack dimension, and the pairs of an element."""
+    place = stack.stack_dim
+    if place >= len(pairs):
+        return (0, 0), pairs
+    return pairs[place], [*pairs[:place], *pairs[place + 1 :]]
+
+
+def _with_fillers(
+    stack: Any, elements: list[Any], before: int, after: int, rest: _Pairs, value: float
+) -> list[Any]:
+    """Add elements full of `value` at both ends of a list, or cut it there."""
+    kept = elements[max(-before, 0) : len(elements) + min(after, 0)]
+    model = elements[0] if elements else _padded(stack._first(), rest, value)
+    front = [_filled(model, value) for _ in range(before)]
+    return [*front, *kept, *[_filled(model, value) for _ in range(after)]]
+
+
+def _filled(td: Any, value: float) -> Any:
+    """Return a tensordict like `td` that is full of `value`, ``None`` for what is no tensor."""
+    if td._is_stack:
+        return td._like([_filled(element, value) for element in td.tensordicts])
+    entries: dict[str, Any] = {}
+    for name, entry in td._entries.items():
+        if isinstance(entry, UnbatchedTensor):
+            entries[name] = entry
+        elif isinstance(entry, Tensor):
+            entries[name] = torch.full_like(entry, value)
+        elif isinstance(entry, TensorCollection):
+            entries[name] = _filled(entry, value)
+        else:
+            entries[name] = NonTensorData(None, entry.batch_size)
+    return td._from_entries(entries, td._batch_size, td._device, td._names)
+
+
 def _pad_in_place(td: Any, pairs: _Pairs, value: float) -> None:
+    if td._is_stack:
+        (before, after), rest = _stack_pair(td, pairs)
+        for element in td.tensordicts:
+            _pad_in_place(element, rest, value)
+        td.tensordicts[:] = _with_fillers(td, td.tensordicts, before, after, rest, value)
+        return
     for name, entry in td._entries.items():
         if isinstance(entry, TensorCollection):
             _pad_in_place(entry, pairs, value)

@@ -288,6 +288,46 @@ def test_names_are_those_of_the_elements_and_one_of_the_stack():
     assert stack.to_lazystack(0).names == ["a", "b", "c"]
 
 
+def test_names_of_nested_dimensions_are_not_given_twice():
+    inner = TensorDict({}, [3, 4], names=["c", "d"])
+    stack = lazy_stack([TensorDict({"n": inner.copy()}, [3], names=["c"]) for _ in range(2)], -1)
+    with pytest.raises(ValueError, match="'d' twice"):
+        stack.names = ["c", "d"]
+    stack.names = ["c", "e"]
+    assert stack["n"].names == ["c", "e", "d"]
+    td = TensorDict({"n": inner}, [3])
+    with pytest.raises(ValueError, match="'d' twice"):
+        td.names = ["d"]
+
+
+@pytest.mark.parametrize("pads", [[1, 0, 0, 2], [0, 1], [-1, 0, 0, 1]])
+def test_pad_agrees_with_the_reference(pads):
+    for kind in ("same", "shapes", "keys", "of_stacks"):
+        for stack_dim in STACK_DIMS:
+            program = f"td.pad({pads}, value=9)"
+            found, expected = (
+                programs.outcome(package, kind, stack_dim, program, False)
+                for package in (ours, oracle)
+            )
+            assert not isinstance(found, Exception)
+            if not isinstance(expected, Exception):
+                assert programs.difference(found, expected) is None
+
+
+def test_pad_in_place_keeps_the_elements():
+    tds = [TensorDict(x=torch.ones(4), batch_size=[4]) for _ in range(2)]
+    stack = lazy_stack(tds)
+    assert stack.pad([0, 1, 0, 1], value=9.0, inplace=True) is stack
+    assert stack[0] is tds[0]
+    assert stack["x"].tolist() == [[1, 1, 1, 1, 9], [1, 1, 1, 1, 9], [9, 9, 9, 9, 9]]
+
+
+@pytest.mark.parametrize("name", ["flatten", "contiguous", "repeat"])
+def test_shape_operation_in_place_is_refused(name):
+    with pytest.raises(NotImplementedError, match=name):
+        getattr(lazy_stack(two()), name)(inplace=True)
+
+
 @pytest.mark.parametrize("kind", programs.KINDS)
 def test_repr_is_that_of_the_reference(kind):
     for stack_dim in STACK_DIMS:
