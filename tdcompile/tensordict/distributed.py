@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tdcompile.errors import DistributedError
+from tdcompile.tensordict.collection import TensorCollection
+from tdcompile.tensordict.nontensor import LeafKind, NonTensorData
 from tdcompile.tensordict.packing import bytes_of, pack, to_bytes, unpack
 from tdcompile.tensordict.transfers import (
     Inventory,
@@ -245,8 +247,9 @@ class DistributedMixin:
             use_broadcast: as the sender.
 
         Returns:
-            A new tensordict of the class that was sent. It is unpickled: the sender has to be
-            trusted. :meth:`recv` receives the next values into it.
+            A new tensordict of the class that was sent, locked, and consolidated where that keeps
+            all of it. It is unpickled: the sender has to be trusted. :meth:`recv` receives the
+            next values into it.
 
         Raises:
             DistributedError: if the sender failed, or a transfer does.
@@ -269,8 +272,8 @@ class DistributedMixin:
             device: where the leaves go; where they were if None.
 
         Returns:
-            A new tensordict of the class that was sent, unpickled: `src` has to be trusted. Its
-            leaves are views of one storage.
+            A new tensordict of the class that was sent, locked, and consolidated where that keeps
+            all of it; unpickled: `src` has to be trusted.
 
         Raises:
             DistributedError: on every rank, if the tensordict cannot be sent.
@@ -280,8 +283,8 @@ class DistributedMixin:
     def all_gather(self: Any, *, group: Any = None) -> list[Any]:
         """Return the tensordicts of all ranks, in the order of the ranks, on every rank.
 
-        They may have different structures. They are new, also our own, and unpickled: the ranks
-        have to trust each other.
+        They may have different structures. They are as from :meth:`broadcast`: new, also our own,
+        locked, and unpickled, so the ranks have to trust each other.
 
         Raises:
             DistributedError: on every rank, if a tensordict cannot be sent.
@@ -320,7 +323,7 @@ class DistributedMixin:
             device: where the leaves go; where they were if None.
 
         Returns:
-            A new tensordict, unpickled: `src` has to be trusted.
+            A new tensordict, as from :meth:`broadcast`.
 
         Raises:
             DistributedError: on every rank, if there are more or fewer tensordicts than ranks, or
@@ -364,7 +367,7 @@ class DistributedMixin:
 
         Raises:
             DistributedError: on every rank, if rows and tensordicts do not have the same keys,
-                shapes and dtypes, `dst` has another number of rows, or there is a non-tensor entry.
+                shapes and dtypes, or `dst` has another number of rows.
         """
         if not is_member(group):
             return None
@@ -377,7 +380,7 @@ class DistributedMixin:
                 nodes = {others.index(dist.get_rank()): self}
             else:
                 nodes = dict(enumerate(_rows_to_fill(self, len(others))))
-            rows = {place: _tensors_only(inventory(node)) for place, node in nodes.items()}
+            rows = {place: _rowwise(inventory(node)) for place, node in nodes.items()}
         except DistributedError as error:
             problem = error
         agree("gather_and_stack", group, rows, len(others), problem)
@@ -388,6 +391,14 @@ class DistributedMixin:
             else:
                 peer = Peer("gather_and_stack", "src", others[place], group, None)
                 wait_all(receive_entries(node, peer, 0, False, False, False)[0])
+                if rows[place].others and not self._is_stack:
+                    # A row has a value of its own for each entry that is no tensor.
+                    from tdcompile.tensordict.dense import TensorDict
+
+                    row = TensorDict({}, node.batch_size)
+                    for path, parent, key, _ in rows[place].others:
+                        row.set(path, parent.get(key))
+                    self[place] = row
         return self if dist.get_rank() == dst else None
 
     def all_reduce(
@@ -530,7 +541,7 @@ _GOOD, _BAD = 1, 0
 def _packed(td: Any, device: Any) -> tuple[Tensor, DistributedError | None]:
     """Return bytes to send, and what went wrong; the receivers get to know it, too."""
     try:
-        row = pack(td, device)
+        row = pack(_consolidated(td, device))
     except Exception as error:
         problem = DistributedError(
             f"{this_rank()}: expected entries that can be pickled, found {error}"
@@ -543,11 +554,38 @@ def _packed(td: Any, device: Any) -> tuple[Tensor, DistributedError | None]:
 _PREFIX = 64
 
 
+def _consolidated(td: Any, device: Any) -> Any:
+    """Return the tensordict as it is to arrive: in one block of memory, if that keeps it all."""
+    if not isinstance(td, torch.nn.Module) and not _has_odd_entries(td):
+        return td.consolidate(device=device)
+    return td if device is None else td.to(device)
+
+
+def _has_odd_entries(td: Any) -> bool:
+    """Tell whether there is anything but dense tensors and single values in a tensordict."""
+    if td._is_stack:
+        return True
+    for value in td.values():
+        if isinstance(value, Tensor):
+            if isinstance(value, LeafKind) or value.layout is not torch.strided:
+                return True
+            if value.requires_grad or value.is_nested:
+                return True
+        elif isinstance(value, TensorCollection):
+            if _has_odd_entries(value):
+                return True
+        elif type(value) is not NonTensorData:
+            return True
+    return False
+
+
 def _unpacked(row: Tensor, device: Any, who: str) -> Any:
     if int(row[0]) == _BAD:
         text = bytes_of(row)[1:].decode()
         raise DistributedError(f"{this_rank()}: {who} could not send its tensordict: {text}")
-    return unpack(row[_PREFIX:], device)
+    td = unpack(row[_PREFIX:])
+    # As what consolidate() returns.
+    return (td if device is None else td.to(device)).lock_()
 
 
 def _broadcast(td: Any, src: int, group: Any, device: Any) -> Any:
@@ -601,10 +639,11 @@ def _rows_to_fill(td: Any, number: int) -> list[Any]:
     return list(td.unbind(0))
 
 
-def _tensors_only(found: Inventory) -> Inventory:
-    if found.others:
-        raise DistributedError(
-            f"{this_rank()}: expected tensors to write into rows, found a non-tensor value at "
-            f"{format_place(found.others[0][0])}: leave it out (td.exclude), or use all_gather"
-        )
+def _rowwise(found: Inventory) -> Inventory:
+    for path, _, _, _ in found.others:
+        if any(isinstance(part, int) for part in path):
+            raise DistributedError(
+                f"{this_rank()}: expected no non-tensor values within a nested stack to write into "
+                f"rows, found one at {format_place(path)}: leave it out, or use all_gather"
+            )
     return found

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdcompile.tensordict.storage.memmap_tensor import MemoryMappedTensor
+
 __all__ = ["ALIGNMENT", "bytes_of", "copy_bytes", "pack", "to_bytes", "unpack"]
 
 # Bytes; a view of any dtype may begin at a multiple of it.
@@ -36,27 +38,27 @@ class _TakingPickler(pickle.Pickler):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self.tensors: list[Tensor] = []
         self._places: dict[int, int] = {}
-        self._offset = 0
 
     def persistent_id(self, obj: Any) -> Any:
-        if not isinstance(obj, Tensor) or obj.layout is not torch.strided or obj.is_nested:
+        # Other subclasses pickle themselves, with plain tensors in them. A mapped tensor would
+        # pickle the name of its file, which the receiver need not have.
+        if type(obj) not in (Tensor, torch.nn.Parameter, MemoryMappedTensor):
             return None
-        if obj.is_quantized or obj.device.type == "meta":
+        if obj.layout is not torch.strided or obj.is_quantized or obj.device.type == "meta":
             return None
         place = self._places.get(id(obj))
         if place is None:
             place = self._places[id(obj)] = len(self.tensors)
             self.tensors.append(obj)
-        is_parameter = isinstance(obj, torch.nn.Parameter)
+        is_parameter = type(obj) is torch.nn.Parameter
         return place, obj.dtype, tuple(obj.shape), str(obj.device), is_parameter, obj.requires_grad
 
 
 class _GivingUnpickler(pickle.Unpickler):
-    def __init__(self, file: Any, row: Tensor, offset: int, device: Any) -> None:
+    def __init__(self, file: Any, row: Tensor, offset: int) -> None:
         super().__init__(file)
         self._row = row
         self._offset = offset
-        self._device = device
         self._tensors: dict[int, Tensor] = {}
 
     def persistent_load(self, pid: Any) -> Any:
@@ -70,9 +72,8 @@ class _GivingUnpickler(pickle.Unpickler):
             self._offset = _aligned(self._offset)
             tensor = self._row[self._offset : self._offset + nbytes].view(dtype).view(shape)
             self._offset += nbytes
-            target = torch.device(device) if self._device is None else self._device
-            if tensor.device != target:
-                tensor = tensor.to(target)
+            if tensor.device != torch.device(device):
+                tensor = tensor.to(device)
             if is_parameter:
                 tensor = torch.nn.Parameter(tensor, requires_grad=requires_grad)
             elif requires_grad:
@@ -81,12 +82,12 @@ class _GivingUnpickler(pickle.Unpickler):
         return self._tensors[place]
 
 
-def pack(td: Any, device: Any = None) -> Tensor:
+def pack(td: Any) -> Tensor:
     """Return the bytes of a tensordict of any kind.
 
     Args:
-        td: the tensordict.
-        device: where the row is made; the device of the leaves if they share one, else the CPU.
+        td: the tensordict. The row is made on the device of the leaves if they share one, else on
+            the CPU.
 
     Returns:
         uint8 ``(n,)``; a copy.
@@ -98,9 +99,8 @@ def pack(td: Any, device: Any = None) -> Tensor:
     pickler = _TakingPickler(file)
     pickler.dump(td)
     text = file.getvalue()
-    if device is None:
-        devices = {tensor.device for tensor in pickler.tensors}
-        device = devices.pop() if len(devices) == 1 else "cpu"
+    devices = {tensor.device for tensor in pickler.tensors}
+    device = devices.pop() if len(devices) == 1 else torch.device("cpu")
     offset = _LENGTH.size + len(text)
     offsets = []
     for tensor in pickler.tensors:
@@ -115,26 +115,23 @@ def pack(td: Any, device: Any = None) -> Tensor:
     return row
 
 
-def unpack(row: Tensor, device: Any = None) -> Any:
+def unpack(row: Tensor) -> Any:
     """Return the tensordict whose bytes are in `row`; its leaves are views of it where possible.
 
     Args:
         row: what :func:`pack` made.
-        device: where the leaves go; by default where they were, as far as this process has it.
     """
     (length,) = _LENGTH.unpack(bytes_of(row[: _LENGTH.size]))
     start = _LENGTH.size + length
     file = io.BytesIO(bytes_of(row[_LENGTH.size : start]))
-    if device is not None:
-        device = torch.empty(0, device=device).device  # "cuda" -> "cuda:0"
-    return _GivingUnpickler(file, row, start, device).load()
+    return _GivingUnpickler(file, row, start).load()
 
 
 def copy_bytes(tensor: Tensor, row: Tensor, start: int) -> None:
     """Write the values of `tensor` into the bytes of `row` from `start` on."""
     nbytes = tensor.numel() * tensor.dtype.itemsize
     target = row[start : start + nbytes].view(tensor.dtype).view(tensor.shape)
-    target.copy_(tensor.detach())
+    target.copy_(tensor.detach().as_subclass(Tensor))
 
 
 def to_bytes(data: bytes) -> Tensor:

@@ -258,11 +258,10 @@ def _num_cpus() -> int:
 
 
 def _is_shared(out: Any) -> bool:
-    return any(
-        getattr(out, name)()
-        for name in ("is_shared", "is_memmap")
-        if callable(getattr(out, name, 0))
-    )
+    """Tell whether what a worker writes to `out` is seen here."""
+    if isinstance(out, Tensor):
+        return bool(out.is_shared())  # type: ignore[no-untyped-call]
+    return bool(out.is_shared() or out.is_memmap())
 
 
 def _run(

@@ -386,7 +386,7 @@ def _receive_leaf(leaf: Leaf, peer: Peer, tag: int) -> Pending:
 
 def _plain(tensor: Tensor) -> Tensor:
     """Return the values as a backend takes them: outside autograd, with nothing left to do."""
-    return tensor.detach().resolve_conj().resolve_neg()
+    return tensor.detach().as_subclass(Tensor).resolve_conj().resolve_neg()
 
 
 def _write(target: Tensor, value: Tensor) -> None:
@@ -678,7 +678,7 @@ def _stage_bucket(bucket: list[Leaf], taken: list[tuple[int, int]]) -> Staged:
     what = ", ".join(format_place(leaf.path) for leaf in bucket[:3])
     if len(bucket) > 3:
         what += f" and {len(bucket) - 3} more"
-    targets = [leaf.tensor.detach() for leaf in bucket]
+    targets = [leaf.tensor.detach().as_subclass(Tensor) for leaf in bucket]
     if len(targets) == 1:
         target = targets[0]
         start = target.data_ptr()

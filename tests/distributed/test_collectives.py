@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from world import failure_of
 
-from tdcompile import TensorDict
+from tdcompile import LazyStackedTensorDict, TensorDict
 
 OPS = {"sum": dist.ReduceOp.SUM, "product": dist.ReduceOp.PRODUCT, "max": dist.ReduceOp.MAX}
 EXPECTED = {"sum": sum, "max": max, "product": lambda values: torch.tensor(values).prod().item()}
@@ -249,7 +249,6 @@ def describe(td):
         type(td).__name__,
         tuple(td.batch_size),
         td.names,
-        td.is_locked,
         list(td.keys(True)),
         {key: leaf.tolist() for key, leaf in td.items(True, True)},
         td.get_non_tensor("s", None),
@@ -260,7 +259,7 @@ def full(rank):
     td = make(float(rank), extra={f"of_{rank}": torch.full((3, rank + 1), rank == 1)})
     td.names = ["time"]
     td["s"] = f"rank {rank}"
-    return td.lock_() if rank % 2 == 1 else td
+    return td
 
 
 def broadcasting(rank, size):
@@ -268,7 +267,8 @@ def broadcasting(rank, size):
         td = full(rank) if rank == src else TensorDict()
         result = td.broadcast(src)
         assert describe(result) == describe(full(src))
-        assert len({leaf.untyped_storage().data_ptr() for leaf in result.values(True, True)}) == 1
+        assert result.is_consolidated()
+        assert result.is_locked
     if rank == 0:
         full(1).init_remote(use_broadcast=True)
     else:
@@ -304,7 +304,7 @@ def initialising(rank, size):
     if rank == 0:
         td = full(1)
         td.init_remote(dst=dst)
-        td.unlock_().set_("b", torch.full((3,), 9.0)).set_("s", "later")
+        td.set_("b", torch.full((3,), 9.0)).set_("s", "later")
         td.send(dst, consolidated=True)
     elif rank == dst:
         td = TensorDict.from_remote_init(src=0)
@@ -380,11 +380,29 @@ def test_gather_and_stack_refuses_on_every_rank(world):
     assert all(f"expected a tensordict with {world.size - 1} rows" in text for text in texts)
 
 
-def stacking_text(rank, size):
-    td = TensorDict({"n": {"s": "text"}, "x": torch.ones(1)}, [1])
+def stacking_values(rank, size):
+    if rank:
+        TensorDict({"n": {"s": f"from {rank}"}, "x": torch.ones(1)}, [1]).gather_and_stack(0)
+        return None
+    td = TensorDict({"n": {"s": "?"}, "x": torch.zeros(size - 1, 1)}, [size - 1, 1])
+    td.gather_and_stack(0)
+    assert (td["x"] == 1).all()
+    return td.get(("n", "s")).tolist()
+
+
+def test_gather_and_stack_writes_values_that_are_no_tensors(world):
+    found = world.run(stacking_values)[0]
+    assert found == [[f"from {rank}"] for rank in range(1, world.size)]
+
+
+def in_nested_stack(rank, size):
+    parts = [TensorDict({"s": "a"}, []), TensorDict({"s": "b"}, [])]
+    td = TensorDict({"l": LazyStackedTensorDict(*parts)}, [2])
+    if rank == 0:
+        td = TensorDict({"l": LazyStackedTensorDict(*parts, stack_dim=0).unsqueeze(0)}, [1, 2])
     return failure_of(lambda: td.gather_and_stack(0))
 
 
-def test_gather_and_stack_names_a_non_tensor_entry(pair):
-    for text in pair.run(stacking_text):
-        assert 'found a non-tensor value at td["n"]["s"]' in text
+def test_value_in_a_nested_stack_is_named(pair):
+    for text in pair.run(in_nested_stack):
+        assert "expected no non-tensor values within a nested stack" in text

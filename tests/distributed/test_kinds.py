@@ -9,10 +9,13 @@ from world import failure_of
 
 from tdcompile import (
     LazyStackedTensorDict,
+    MetaData,
+    NonTensorStack,
     TensorClass,
     TensorDict,
     TensorDictParams,
     TypedTensorDict,
+    UnbatchedTensor,
 )
 
 
@@ -59,7 +62,24 @@ def params(value, text=""):
     return TensorDictParams(TensorDict({"x": torch.full((3,), value), "n": {"y": torch.ones(2)}}))
 
 
+def unbatched(value, text=""):
+    table = UnbatchedTensor(torch.full((5,), value))
+    return TensorDict({"x": torch.full((3,), value), "u": table}, [3])
+
+
+def mapped(value, text=""):
+    return TensorDict({"x": torch.full((3,), value), "n": {"s": text}}, [3]).memmap_()
+
+
+def values(value, text=""):
+    texts = NonTensorStack(text, f"{text}!", "x")
+    return TensorDict({"x": torch.full((3,), value), "texts": texts, "m": MetaData(text)}, [3])
+
+
 KINDS = {
+    "unbatched": unbatched,
+    "mapped": mapped,
+    "values": values,
     "lazy": lazy,
     "nested_lazy": nested_lazy,
     "record": record,
@@ -90,6 +110,13 @@ def same(left, right):
         assert torch.equal(one, other)
     if isinstance(left, Record):
         assert left.s == right.s
+    for key in list(right.keys()):
+        value = right.get(key, as_list=True) if right._is_stack else right.get(key)
+        if isinstance(value, (NonTensorStack, MetaData)):
+            assert type(left.get(key)) is type(value)
+            assert left.get(key).tolist() == value.tolist()
+        elif key == "u":
+            assert type(left.get(key)) is type(value)
 
 
 def sending(rank, size, kind, kwargs):

@@ -52,9 +52,10 @@ class World:
         end = time.monotonic() + timeout_s
         while len(answers) < self.size:
             open_ones = [c for c in self._connections if self._connections.index(c) not in answers]
-            ready = wait(open_ones, max(0.0, end - time.monotonic()))
-            # A rank that raised leaves the others waiting for it: no use to wait as well.
-            if not ready or any(not answer[0] for answer in answers.values()):
+            # A rank that raised leaves the others waiting for it: no use to wait long as well.
+            has_failed = any(not answer[0] for answer in answers.values())
+            ready = wait(open_ones, 1.0 if has_failed else max(0.0, end - time.monotonic()))
+            if not ready:
                 break
             for connection in ready:
                 try:

@@ -107,3 +107,7 @@ def add_in_place(pipe):
     td = pipe.recv()
     td["n", "x"].add_(1)
     pipe.send("done")
+
+
+def label(td):
+    return td.clone().set_non_tensor("label", f"{int(td['a'])}: {td['s']}")

@@ -283,3 +283,25 @@ def test_other_kinds_are_mapped():
     params = ours.TensorDictParams(ours.TensorDict({"x": torch.ones(3)}, [3]))
     with pytest.raises(RuntimeError, match="Cannot call map on a TensorDictParams"):
         params.map(functions.plus_one)
+
+
+@pytest.mark.parametrize("kind", ["mapped", "shared", "tensor"])
+@pytest.mark.parametrize("chunksize", [0, 3])
+def test_workers_write_to_out_in_shared_memory(kind, chunksize):
+    td = make()
+    function = functions.plus_one
+    if kind == "tensor":
+        out, function = torch.zeros(20, dtype=torch.long).share_memory_(), functions.first_leaf
+    elif kind == "mapped":
+        out = make().zero_().memmap_()
+    else:
+        out = make().zero_().share_memory_()
+    assert td.map(function, out=out, chunksize=chunksize, **FORK) is out
+    assert (out if kind == "tensor" else out["a"]).tolist() == list(range(1, 21))
+
+
+def test_values_that_are_no_tensors_are_mapped():
+    td = ours.TensorDict({"a": torch.arange(4), "s": ours.NonTensorStack(*"wxyz")}, [4])
+    result = td.map(functions.label, chunksize=0, **FORK)
+    assert result["label"] == ["0: w", "1: x", "2: y", "3: z"]
+    assert result["s"] == ["w", "x", "y", "z"]
