@@ -162,11 +162,16 @@ def _public(path: str) -> Any:
     return lambda: lookup("tensordict", path)
 
 
+def _encode_key(key: str) -> str:
+    return importlib.import_module("tdcompile.tensordict.storage.paths").encode_key(key)  # type: ignore[no-any-return]
+
+
 # Name -> a function that gives what stands for it.
 ADAPTERS: dict[str, Any] = {
     "_pass_through": lambda: _is_leaf_kind,
     "_stack": lambda: _stack,
     "_check_recursive_properties": lambda: _check_recursive_properties,
+    "_encode_key_for_filesystem": lambda: _encode_key,
     "_is_leaf_nontensor": _public("is_leaf_nontensor"),
     "_default_is_leaf": _public("default_is_leaf"),
     "_unravel_key_to_tuple": _public("unravel_key_to_tuple"),

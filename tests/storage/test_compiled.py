@@ -89,8 +89,11 @@ def test_load_breaks_the_graph_and_names_itself(method, tmp_path):
         lambda td: td.apply(lambda x: x + 1),
         lambda td: td[0],
         lambda td: td.update_({"a": td["a"] + 1}),
+        lambda td: td["a"].view(1, 3).t() + td["a"].reshape(3, 1) + td["a"].unbind(0)[0],
+        lambda td: td["a"].split(1)[0] + td["a"][1] + sum(td["n", "b"]) + td["a"].detach()[0],
+        lambda td: td.unsqueeze(0).reshape(3),
     ],
-    ids=["clone", "arithmetic", "read", "unlock", "apply", "index", "update_"],
+    ids=["clone", "sum", "read", "unlock", "apply", "index", "update_", "views", "parts", "shapes"],
 )
 def test_program_over_mapped_and_consolidated_tensordicts_compiles_whole(kind, program):
     expected, eager_input = program(argument := INPUTS[kind]()), argument

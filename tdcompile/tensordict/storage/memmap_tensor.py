@@ -415,6 +415,9 @@ def _keeping_the_file(name: str) -> Any:
     function = getattr(Tensor, name)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            # A graph knows plain tensors.
+            return function(self, *args, **kwargs)
         result = function(self.as_subclass(Tensor), *args, **kwargs)
         return self._parts(result) if isinstance(result, tuple | list) else self._part(result)
 
