@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.locking import foreign_holder
@@ -17,8 +19,6 @@ from tdcompile.tensordict.nontensor import NonTensorEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import torch
 
 __all__ = ["may_unlock", "rebuild_tensordict", "rebuilder", "shallow_entries"]
 
@@ -92,6 +92,11 @@ def _copied(td: Any, originals: tuple[TensorDict, ...], templates: tuple[TensorD
     for original, template in zip(originals, templates, strict=True):
         if td is original:
             return template.clone(False)
+    if td._is_stack:
+        return td._like([_copied(element, originals, templates) for element in td.tensordicts])
+    if isinstance(td, torch.nn.Module):
+        copied: Any = td
+        return copied.clone(False)
     entries = shallow_entries(td._entries, originals, templates)
     return td._from_entries(entries, td._batch_size, td._device, td._names)
 

@@ -40,6 +40,11 @@ CATEGORIES: dict[str, tuple[str, tuple[str, ...]]] = {
         " has the values of before, which the trace did not keep.",
         ("Read the copy before writing to the original.",),
     ),
+    "tdcompile: late look into a copied lazy stack": (
+        "A copy holds a lazy stack that was not looked at before a tensordict was edited, and the"
+        " edited one may be an element of it.",
+        ("Read the lazy stack before the copy is made, or copy it outside the function.",),
+    ),
     "tdcompile: nested tensordict of a subclass": (
         "Locks and shallow copies reach into nested tensordicts; a subclass has no tracker, so what"
         " the call does to it is not known in the trace.",

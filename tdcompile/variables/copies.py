@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tdcompile._compat import dynamo as seam
 from tdcompile.variables.breaks import break_graph
 from tdcompile.variables.fields import input_states
-from tdcompile.variables.layout import SERVED
+from tdcompile.variables.layout import SERVED, STACKS
 from tdcompile.variables.storage import NestedCopies, StorageVariable
 from tdcompile.variables.tensordict import TensorDictVariable
 
@@ -33,10 +33,15 @@ def shallow_copy(td: TensorDictVariable) -> TensorDictVariable | None:
     """
     if td.layout.shallow_entries is None:
         return None
-    tracked = seam.current_translator().output.side_effects.id_to_variable.values()
+    tx = seam.current_translator()
+    tracked = list(tx.output.side_effects.id_to_variable.values())
     if any(_is_of_subclass(td.layout, vt) for vt in tracked):
         # It may be nested in this one, and edited: its edits are not ours to order.
         break_graph("tdcompile: nested tensordict of a subclass", td)
+    for vt in tracked:
+        # A lazy stack may be nested, too; its edits are to be those of its elements.
+        if isinstance(vt, TensorDictVariable) and not vt.is_row:
+            vt.settle(tx)
     copies = td.storage.nested_copies
     if copies is None:
         edited = _edited_inputs(td)
@@ -75,7 +80,8 @@ def _look_at_all(td: TensorDictVariable, seen: list[TensorDictVariable]) -> None
     for _, entry in list(td.storage.items(tx, ordered=False)):
         nested = nested_tensordict(td.layout, entry)
         if nested is not None:
-            _look_at_all(nested, seen)
+            for row in nested.rows(tx):
+                _look_at_all(row, seen)
 
 
 def nested_tensordict(layout: Layout, entry: seam.VariableTracker) -> TensorDictVariable | None:
@@ -87,7 +93,7 @@ def nested_tensordict(layout: Layout, entry: seam.VariableTracker) -> TensorDict
     if isinstance(entry, seam.LazyVariableTracker) and not entry.is_realized():
         seam.install_type_guard(entry.source)
         cls = entry.peek_type()
-        if cls not in SERVED:
+        if cls not in SERVED and cls not in STACKS:
             if layout.is_unserved(cls):
                 break_graph("tdcompile: nested tensordict of a subclass", cls.__name__)
             return None
@@ -110,9 +116,16 @@ def _is_of_subclass(layout: Layout, vt: seam.VariableTracker) -> bool:
     """Whether it is a tensordict that upstream tracks as any other object."""
     return (
         isinstance(vt, seam.UserDefinedObjectVariable)
-        and not (isinstance(vt, TensorDictVariable) and vt.is_row)
+        and not isinstance(vt, TensorDictVariable)
+        and vt.python_type() not in STACKS
         and layout.is_unserved(vt.python_type())
     )
+
+
+def _copy_stack(stack: TensorDictVariable) -> seam.VariableTracker:
+    """A lazy stack of copies of the elements, as they are now."""
+    tx = seam.current_translator()
+    return stack.call_method(tx, "clone", [seam.constant(False)], {})
 
 
 class Copies:
@@ -126,9 +139,9 @@ class Copies:
         self.templates: list[seam.VariableTracker] = []
         self._template_of: dict[TensorDictVariable, TensorDictVariable] = {}
         for vt in edited:
-            if vt.layout is layout and vt.input_state is not None:
+            if vt.is_row and vt.input_state is not None:
                 # What it holds in turn is unedited: a tensordict cannot be inside itself.
-                template = _copy(vt, Copies(layout, []))
+                template = _copy(vt, Copies(vt.layout, []))
                 self.originals.append(vt.input_state.source)
                 self.templates.append(template)
                 self._template_of[vt] = template
@@ -146,6 +159,8 @@ class Copies:
         nested = nested_tensordict(self.layout, entry)
         if nested is None:
             return self._leaf(entry)
+        if not nested.is_row:
+            return _copy_stack(nested)
         copies = nested.storage.nested_copies or self
         return _copy(nested, Copies(self.layout, []) if nested in self._template_of else copies)
 
@@ -154,6 +169,11 @@ class Copies:
         nested = nested_tensordict(self.layout, entry)
         if nested is None:
             return self._leaf(entry)
+        if not nested.is_row:
+            if any(state.owner.is_modified for state in input_states(seam.current_translator())):
+                # Whether an element was edited before the copy or after it is not known.
+                break_graph("tdcompile: late look into a copied lazy stack", nested)
+            return _copy_stack(nested)
         template = self._template_of.get(nested)
         if template is not None and template.storage.nested_copies is not None:
             return _copy(template, template.storage.nested_copies)

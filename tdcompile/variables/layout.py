@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FIELDS", "SERVED", "Layout"]
+__all__ = ["FIELDS", "SERVED", "STACKS", "Layout"]
 
 #: The state of a tensordict beside its entries, in the order in which a rebuild function takes it.
 FIELDS = ("batch_size", "device", "names", "is_locked")
@@ -49,6 +49,8 @@ class Layout:
         notes: attributes that a trace writes back as they are and that results rarely have.
         bookkeeping: attributes that carry no meaning for a program (weak references of a lock);
             a trace reads them as None and drops writes to them.
+        records: attributes that say what the memory of the leaves is, mostly unset; a trace that
+            reads one which is set breaks.
         non_tensor: classes of entries that hold a value which is no tensor.
         base: class of all that is no leaf; an entry of it whose own class is not served is unknown
             to a trace. None stands for `cls`.
@@ -71,6 +73,7 @@ class Layout:
     lock_references: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     bookkeeping: tuple[str, ...] = ()
+    records: tuple[str, ...] = ()
     non_tensor: tuple[type, ...] = ()
     base: type | None = None
     carry: str | None = None
@@ -87,6 +90,9 @@ class Layout:
         """Whether an entry of class `cls` is a tensordict that no tracker serves."""
         return cls not in SERVED and issubclass(cls, self.base or self.cls)
 
+
+#: Classes of lazy stacks that are tracked: what they hold is in their elements.
+STACKS: set[type] = set()
 
 #: Class -> its layout, of all classes that are served now; ``variables.registry`` writes it.
 SERVED: dict[type, Layout] = {}

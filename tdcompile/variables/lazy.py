@@ -28,6 +28,7 @@ from tdcompile.tensordict.lazy import LazyStackedTensorDict
 from tdcompile.tensordict.lazy_rebuild import is_plain, is_uniform, stack_rebuilder
 from tdcompile.tensordict.leafwise import LEAFWISE_BY_NAME
 from tdcompile.variables import leafwise
+from tdcompile.variables.breaks import break_graph
 from tdcompile.variables.calls import BoundCallVariable
 from tdcompile.variables.fields import InputState, input_states
 from tdcompile.variables.layout import Layout
@@ -196,6 +197,25 @@ class LazyStackVariable(TensorDictVariable):
                     if edit.value is not None:
                         elements.call_method(tx, "set", [seam.constant(key), edit.value], {})
         return self.elements
+
+    def rows(self, tx: Any) -> list[TensorDictVariable]:
+        """The elements, also those of nested lazy stacks."""
+        found: list[TensorDictVariable] = []
+        elements = self.through_elements(tx)
+        for vt in seam.get_attribute(tx, elements, "tensordicts").unpack_var_sequence(tx):
+            element = vt.realize()
+            if not isinstance(element, TensorDictVariable):
+                break_graph("tdcompile: nested tensordict of a subclass", element)
+            found += element.rows(tx)
+        return found
+
+    def settle(self, tx: Any) -> None:
+        if self.is_modified and self.elements is None:
+            self.through_elements(tx)
+        if self.elements is not None:
+            elements = seam.get_attribute(tx, self.elements, "tensordicts").realize()
+            if tx.output.side_effects.is_modified(elements):
+                break_graph("tdcompile: late look into a copied lazy stack", self)
 
     def _cut(self, tx: Any) -> seam.VariableTracker:
         """Make the elements of a stack that the trace made."""

@@ -66,6 +66,11 @@ def unlock(td: TensorDictVariable, tx: Any, args: list[Any], kwargs: dict[str, A
         node.write_field(tx, "is_locked", seam.constant(False))
         node.locked_by.clear()
         node.was_unlocked = True
+        for stack in _children(node, tx):
+            if not stack.is_row:
+                # A lazy stack has a flag of its own beside those of its elements.
+                stack.set_attribute(tx, "_locked", seam.constant(False))
+                stack.set_attribute(tx, "_lock_parents", seam.constant(None))
     _note(td, tx, "unlock_", True)
     return td
 
@@ -96,11 +101,17 @@ def _is_locked(td: TensorDictVariable, tx: Any) -> bool:
     return td.read_field(tx, "is_locked").as_python_constant()  # type: ignore[no-any-return]
 
 
-def _nested(td: TensorDictVariable, tx: Any) -> Iterator[TensorDictVariable]:
+def _children(td: TensorDictVariable, tx: Any) -> Iterator[TensorDictVariable]:
     for _, entry in td.storage.items(tx, ordered=False):
         nested = nested_tensordict(td.layout, entry)
         if nested is not None:
             yield nested
+
+
+def _nested(td: TensorDictVariable, tx: Any) -> Iterator[TensorDictVariable]:
+    """The tensordicts that hold the entries one level below: the elements of a lazy stack."""
+    for nested in _children(td, tx):
+        yield from nested.rows(tx)
 
 
 def _collect(td: TensorDictVariable, tx: Any, tree: list[TensorDictVariable]) -> None:

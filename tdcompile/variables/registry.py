@@ -36,7 +36,7 @@ from tdcompile.tensordict.unbatched import UnbatchedTensor
 from tdcompile.variables import aliases, contexts, errors, frames, lazy, leafwise, methods, replay
 from tdcompile.variables.breaks import skip_frame
 from tdcompile.variables.followed import build_is_followed
-from tdcompile.variables.layout import FIELDS, SERVED, Layout
+from tdcompile.variables.layout import FIELDS, SERVED, STACKS, Layout
 from tdcompile.variables.nontensor import ConstantFunctionVariable, NonTensorVariable
 from tdcompile.variables.sequences import flatten_arguments
 from tdcompile.variables.tensordict import TensorDictClassVariable, TensorDictVariable
@@ -63,7 +63,8 @@ OWN_LAYOUT = Layout(
     may_unlock=may_unlock,
     lock_references=("_lock_parents", "_memory"),
     notes=("_last_op", "_open_ops"),
-    bookkeeping=("_lock_parents", "_memory"),
+    bookkeeping=("_lock_parents",),
+    records=("_memory",),
     non_tensor=(NonTensorEntry,),
     carry="_carried",
     unbatched=(UnbatchedTensor,),
@@ -77,6 +78,7 @@ _TABLE_ROWS = (LeafwiseOp, ReductionOp)
 _ENTRIES: dict[type, PatchSet] = {}
 
 SERVED[TensorDict] = OWN_LAYOUT
+STACKS.add(LazyStackedTensorDict)
 
 
 def registered_layouts() -> tuple[Layout, ...]:

@@ -9,6 +9,7 @@ the tracker as ``self`` unless ``methods.py`` answers a call natively.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ import torch
 from tdcompile._compat import dynamo as seam
 from tdcompile._compat.guards import require_distinct
 from tdcompile._compat.slots import HookMixin
+from tdcompile.variables.breaks import break_graph
 from tdcompile.variables.calls import BoundCallVariable, NativeCallVariable
 from tdcompile.variables.fields import InputField, InputState, marked_dims
 from tdcompile.variables.layout import FIELDS, SERVED, Layout
@@ -151,6 +153,13 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
             return found.state.batch_dims()
         return len(found.realize().items)
 
+    def rows(self, tx: Any) -> list[TensorDictVariable]:
+        """The tensordicts that hold the entries: itself; of a lazy stack its elements."""
+        return [self]
+
+    def settle(self, tx: Any) -> None:
+        """Make edits on the tensordicts that they belong to, where these are others."""
+
     def accepts_leafwise(self, tx: Any, *, inplace: bool) -> bool:
         """Whether the native loop may run over the entries of this tensordict."""
         return True
@@ -179,6 +188,8 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
             return self.read_field(tx, field)
         if name in layout.notes:
             return self._read_note(tx, name)
+        if name in layout.records:
+            return self._read_record(name)
         if name in layout.bookkeeping:
             return seam.constant(None)
         if name == "__class__":
@@ -218,6 +229,7 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
             layout.entries,
             *layout.notes,
             *layout.bookkeeping,
+            *layout.records,
             *(getattr(layout, f) for f in FIELDS),
         }
         if name in known or inspect.getattr_static(layout.cls, name, _MISSING) is not _MISSING:
@@ -247,6 +259,9 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
             self.notes[name] = value
         elif name in layout.bookkeeping:
             pass
+        elif name in layout.records:
+            if not value.is_constant_none():
+                break_graph("tdcompile: memory of a tensordict", name)
         else:
             attribute = inspect.getattr_static(layout.cls, name, None)
             if not isinstance(attribute, property) or attribute.fset is None:
@@ -256,6 +271,16 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
                     tx, AttributeError, f"'{layout.cls.__name__}' object has no attribute '{name}'"
                 )
             return seam.inline_function(tx, attribute.fset, [self, value])
+        return seam.constant(None)
+
+    def _read_record(self, name: str) -> seam.VariableTracker:
+        """What is known of the memory of an input. Guards: that nothing is."""
+        state = self.input_state
+        if state is not None:
+            if getattr(state.value, name, None) is not None:
+                break_graph("tdcompile: memory of a tensordict", name)
+            is_unset = functools.partial(_is_unset, name)
+            seam.install_lambda_guard(state.source, is_unset, f"{name} is not set")
         return seam.constant(None)
 
     def _read_note(self, tx: Any, name: str) -> seam.VariableTracker:
@@ -381,6 +406,10 @@ class TensorDictVariable(HookMixin, seam.UserDefinedObjectVariable):
             codegen.append_output(seam.create_instruction("SWAP", arg=2))
             codegen.append_output(seam.create_instruction("STORE_ATTR", argval=name))
         codegen.clear_tos()
+
+
+def _is_unset(name: str, td: Any) -> bool:
+    return getattr(td, name, None) is None
 
 
 def _refers_to(vt: seam.VariableTracker, target: seam.VariableTracker) -> bool:

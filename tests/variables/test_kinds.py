@@ -165,3 +165,24 @@ def test_record_nested_mapping_made_in_the_trace_is_a_tensordict():
 
     run(program, [record])
     run(plain, [record])
+
+
+def edit_nested_then_copy(td):
+    td["n"].y = td["n"].x + 1
+    return td.copy()
+
+
+def test_kind_nested_and_edited_before_a_copy_is_copied_as_it_is_then():
+    run(edit_nested_then_copy, [lambda: holder(record()), lambda: holder(record())])
+
+
+def test_consolidated_input_is_told_apart_from_a_plain_one():
+    def program(td):
+        return td.clone()["x"] + 1, td.is_consolidated()
+
+    made = TensorDict({"x": torch.ones(3)}, batch_size=[3])
+    with tdcompile.install():
+        torch.compiler.reset()
+        compiled = torch.compile(program, backend="eager")
+        for td in (made, made.consolidate(), made, made.consolidate()):
+            assert compiled(td)[1] == td.is_consolidated()

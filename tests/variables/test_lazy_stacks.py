@@ -403,3 +403,58 @@ def test_lazy_stack_gradients_reach_the_elements(backend):
             compiled(made).backward()
             for td in made.tensordicts:
                 assert torch.equal(td["a"].grad, torch.full((3, 2), 3.0))
+
+
+# ---- copies and locks of what holds a stack ------------------------------------------------------
+
+
+def copy_holder(td):
+    return td.copy(), td["q"] * 2
+
+
+def edit_then_copy(td):
+    td["s"].set("a", td["s", "a"] * 3)
+    copied = td.copy()
+    return copied, td
+
+
+def copy_then_edit_the_copy(td):
+    copied = td.copy()
+    copied["s"].set("a", td["s", "a"] * 3)
+    return copied, td
+
+
+def edit_an_element_then_copy(td):
+    td["s"].tensordicts[0]["a"] = torch.zeros(3, 2)
+    return td.copy(), td
+
+
+def lock_then_write(td):
+    td.lock_()
+    try:
+        td["s"].set("z", td["q"])
+    except RuntimeError:
+        return "locked", td["q"] + 1
+    return "written", td["q"] + 1
+
+
+def lock_unlock_write(td):
+    td.lock_()
+    td.unlock_()
+    td["s"].set("z", td["q"])
+    return td
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        copy_holder,
+        edit_then_copy,
+        copy_then_edit_the_copy,
+        edit_an_element_then_copy,
+        lock_then_write,
+        lock_unlock_write,
+    ],
+)
+def test_holder_of_a_lazy_stack_copied_or_locked_gives_eager_result(program):
+    run(program, holder, lengths=(2, 3, 2))

@@ -134,7 +134,12 @@ class FlatLayout:
 
 
 def flat_layout_of(td: Any) -> FlatLayout | None:
-    """Return the layout of a consolidated tensordict; ``None`` if it is none, or no longer."""
+    """Return the layout of a consolidated tensordict; ``None`` if it is none, or no longer.
+
+    In compiled code there is none: leaves are then handled one by one.
+    """
+    if torch.compiler.is_compiling():
+        return None
     record = memory_of(td, "consolidated")
     return None if record is None else record.layout
 
