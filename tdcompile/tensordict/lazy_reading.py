@@ -199,7 +199,9 @@ class LazyReadingMixin(TensorDictState):
             from tdcompile.tensordict.storage.consolidated import copied
 
             return copied(self, layout)  # type: ignore[no-any-return]
-        return self._like([element.clone(recurse) for element in self.tensordicts])
+        if recurse:
+            return self._like([element.clone() for element in self.tensordicts])
+        return self._like([_shallow(element) for element in self.tensordicts])
 
     def empty(
         self,
@@ -344,7 +346,7 @@ class LazyReadingMixin(TensorDictState):
         """Call a method that changes each element; tried on copies first, so all or none change."""
         self._check_writable()
         for element in self.tensordicts:
-            getattr(element.copy(), name)(*args, **kwargs)
+            getattr(_shallow(element), name)(*args, **kwargs)
         for element in self.tensordicts:
             getattr(element, name)(*args, **kwargs)
         return self
@@ -352,3 +354,18 @@ class LazyReadingMixin(TensorDictState):
     if TYPE_CHECKING:
 
         def _check_writable(self, path: Any = ()) -> None: ...
+
+
+def _shallow(td: Any) -> Any:
+    """Return ``td.clone(False)``; a plain loop, which a trace follows into each element."""
+    if type(td) is not TensorDict:
+        return td.clone(False)
+    entries: dict[str, Any] = {}
+    for key, value in td._entries.items():
+        if isinstance(value, Tensor):
+            entries[key] = value
+        elif isinstance(value, TensorCollection):
+            entries[key] = _shallow(value)
+        else:
+            entries[key] = value._carried()
+    return td._from_entries(entries, td._batch_size, td._device, td._names)

@@ -95,6 +95,7 @@ LEAFWISE = {
 
 READING = {
     "clone": "td.clone()",
+    "copy": "td.copy()",
     "batch_size": "td.batch_size, td.batch_dims, td.numel(), len(td)",
     "keys": "sorted(td.keys()), sorted(map(str, td.keys(True, True)))",
     "contains": "'a' in td, 'zz' in td, ('n', 'x') in td.keys(True)",

@@ -91,8 +91,8 @@ COMPILED = [
     *[("dense shapes", name) for name in ("flip", "sum", "narrow")],
     *[("indexing", name) for name in ("int", "int second", "slice", "none")],
     *[("updates", name) for name in ("update", "zero_", "index number", "index td", "apply_")],
-    ("reading", "batch_size"),
-    ("key updates", "pop"),
+    *[("reading", name) for name in ("batch_size", "copy")],
+    *[("key updates", name) for name in ("pop", "rename", "clear")],
 ]
 
 
