@@ -509,7 +509,7 @@ def _visit(request: _Request, td: Any, others: tuple[Any, ...], path: _Path) -> 
             result._entries[key] = new
     if not result._entries and (request.filter_empty or (dropped and request.filter_empty is None)):
         return None
-    return result
+    return _completed(td, result)
 
 
 def _visit_elements(request: _Request, td: Any, others: tuple[Any, ...], path: _Path) -> Any:
@@ -729,3 +729,12 @@ def _sorted(td: Any) -> Any:
         for key, value in sorted(td._entries.items(), key=lambda item: str(item[0]))
     }
     return td._from_entries(entries, td._batch_size, td._device, td._names)
+
+
+def _completed(td: Any, result: Any) -> Any:
+    """Return a result of the class of `td` that has all its entries now."""
+    schema = td.__tensorclass_schema__
+    if schema is None or not schema.runs_post_init:
+        return result
+    # Made anew of its entries: then its class runs ``__post_init__``.
+    return td._from_entries(result._entries, result._batch_size, result._device, result._names)

@@ -160,7 +160,11 @@ def _unflatten(leaves: Iterable[Any], context: TensorDictContext) -> Any:
         else:
             entries[key] = _restored(value, batch_size)
     cls: Any = context.cls
-    return cls._from_entries(entries, batch_size, device, names)
+    if all(isinstance(value, (Tensor, TensorCollection)) for value in values):
+        return cls._from_entries(entries, batch_size, device, names)
+    # Placeholders, such as the dimensions that vmap maps over, are nothing for a ``__post_init__``.
+    make: Any = TensorDict._from_entries
+    return make.__func__(cls, entries, batch_size, device, names)
 
 
 def _leaf(value: Any, shape: Any, batch_size: torch.Size, batch_dims: int) -> Any:
