@@ -398,7 +398,7 @@ def _apply_plain(td: Any, fn: Callable[[Any], Any], path: _Path) -> Any:
             entries[key] = result._to_entry(new, (*path, key))
         else:
             entries[key] = new
-    return None if dropped and not entries else result
+    return None if dropped and not entries else _completed(td, result)
 
 
 def _store(
