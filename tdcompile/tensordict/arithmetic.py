@@ -206,12 +206,28 @@ def check_inplace_leaf(op: LeafwiseOp, leaf: Tensor, others: list[Any], path: _P
 
 
 def _check_inplace_dtype(op: LeafwiseOp, leaf: Tensor, other: Any, path: _Path) -> None:
-    found = torch.result_type(leaf, other)
-    if not torch.can_cast(found, leaf.dtype):
+    if _kind_of(other) > _kind_of(leaf):
+        found = torch.result_type(leaf, other)
         raise RuntimeError(
             f"in-place {op.inplace_name}: {path_text(path)} has dtype {leaf.dtype}, which cannot"
             f" hold the result of dtype {found}. Use the out-of-place {op.name}, or cast first."
         )
+
+
+def _kind_of(value: Any) -> int:
+    """Rank bool, integer, floating point and complex; a leaf holds what ranks no higher than it."""
+    if isinstance(value, Tensor):
+        dtype = value.dtype
+        if dtype.is_complex:
+            return 3
+        if dtype.is_floating_point:
+            return 2
+        return 0 if dtype == torch.bool else 1
+    if isinstance(value, bool):
+        return 0
+    if isinstance(value, int):
+        return 1
+    return 3 if isinstance(value, complex) else 2
 
 
 # Methods from the table

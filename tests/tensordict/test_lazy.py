@@ -92,6 +92,7 @@ COMPILED = [
     *[("indexing", name) for name in ("int", "int second", "slice", "none")],
     *[("updates", name) for name in ("update", "zero_", "index number", "index td", "apply_")],
     *[("reading", name) for name in ("batch_size", "copy")],
+    ("updates", "iadd"),
     *[("key updates", name) for name in ("pop", "rename", "clear")],
 ]
 
