@@ -14,6 +14,7 @@ shapes and, where the batch size says -1, in batch dimensions.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -231,6 +232,64 @@ class LazyStackedTensorDict(
     @_is_locked.setter
     def _is_locked(self, value: bool) -> None:
         self._locked = value
+
+    # -- making one ------------------------------------------------------------------------------
+
+    @classmethod
+    def from_dict(
+        cls,
+        input_dict: Any,
+        *,
+        auto_batch_size: bool | None = None,
+        batch_size: Any = None,
+        device: Any = None,
+        batch_dims: int | None = None,
+        names: Any = None,
+        stack_dim_name: str | None = None,
+        stack_dim: int = 0,
+    ) -> Self:
+        """Return a lazy stack of a tensordict for each of several dictionaries.
+
+        Args:
+            input_dict: a list of mappings; or a mapping with the keys ``"0"``, ``"1"`` and so on.
+            auto_batch_size: see ``TensorDict.from_dict``; so are `batch_size`, `device` and
+                `batch_dims`, all of them for an element.
+            batch_size: the batch size of an element.
+            device: of every leaf.
+            batch_dims: at most so many batch dimensions of an element.
+            names: of the dimensions of the stack.
+            stack_dim_name: name of the stack dimension, without `names`.
+            stack_dim: the stack dimension.
+
+        Raises:
+            KeyError: if a mapping has other keys.
+
+        Example:
+            >>> items = [{"a": torch.zeros(3)}, {"a": torch.zeros(4)}]
+            >>> LazyStackedTensorDict.from_dict(items, auto_batch_size=True).batch_size
+            torch.Size([2, -1])
+        """
+        if isinstance(input_dict, Mapping):
+            input_dict = [input_dict[str(i)] for i in range(len(input_dict))]
+        elements = [
+            TensorDict.from_dict(
+                item,
+                auto_batch_size=auto_batch_size,
+                batch_size=batch_size,
+                device=device,
+                batch_dims=batch_dims,
+            )
+            for item in input_dict
+        ]
+        result = cls(*elements, stack_dim=stack_dim, stack_dim_name=stack_dim_name)
+        if names is not None:
+            result.names = names
+        return result
+
+    @classmethod
+    def from_list(cls, input: Any, *, lazy: bool | None = None, **kwargs: Any) -> Self:
+        """Return a lazy stack of a tensordict for each dictionary; see :meth:`from_dict`."""
+        return cls.from_dict(list(input), **kwargs)
 
     # -- copies ----------------------------------------------------------------------------------
 

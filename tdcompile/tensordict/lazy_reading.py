@@ -165,9 +165,16 @@ class LazyReadingMixin(TensorDictState):
             return type(self)
         return kinds[0] if kinds else type(None)
 
-    def valid_keys(self) -> Any:
+    def valid_keys(
+        self,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: Any = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
         """Return the keys that all elements have; the same as ``keys()``."""
-        return self._entries.keys()
+        return self.keys(include_nested, leaves_only, is_leaf, sort=sort)
 
     def __contains__(self, key: Any) -> bool:
         """Tell whether all elements have an entry at `key`, or whether `key` is an element."""

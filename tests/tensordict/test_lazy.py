@@ -167,6 +167,20 @@ def test_get_forms():
     assert stack.get_item_shape("a") == (2, -1)
 
 
+def test_stack_is_made_of_dictionaries():
+    items = [{"a": torch.zeros(3)}, {"a": torch.ones(4)}]
+    stack = LazyStackedTensorDict.from_list(items)
+    assert stack.batch_size == (2,)
+    assert stack[1]["a"] is items[1]["a"]
+    named = LazyStackedTensorDict.from_dict(
+        dict(zip("01", items, strict=True)), auto_batch_size=True, stack_dim=1, names=["t", "s"]
+    )
+    assert named.batch_size == (-1, 2)
+    assert named.names == ["t", "s"]
+    with pytest.raises(KeyError):
+        LazyStackedTensorDict.from_dict({"a": {}})
+
+
 def test_list_is_cut_along_the_stack_dim():
     stack = lazy_stack([TensorDict(), TensorDict()])
     stack["a"] = [torch.ones(2), torch.zeros(1)]
