@@ -20,6 +20,7 @@ from torch import Tensor
 from tdcompile.errors import TensorDictIndexError
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
+from tdcompile.tensordict.elements import dense_form
 from tdcompile.tensordict.index_writes import Fill, IndexWrite, as_fill, broadcast_value
 from tdcompile.tensordict.indexing import (
     parse_index,
@@ -179,14 +180,15 @@ class LazyIndexingMixin(TensorDictState):
         _stacked_form: Callable[[], Any]
         select: Callable[..., Any]
         set_: Callable[..., Any]
+        update_: Callable[..., Any]
 
     def _index(self, index: Any) -> Any:
         """Return what an index picks: an element, or a lazy stack."""
         alone = self._single_element(index)
         if alone is not None:
             return alone
-        items, _, is_whole = parse_index(index, self._least_size())
-        return self._like(self.tensordicts) if is_whole else self._index_stack(items)
+        items, origin, is_whole = parse_index(index, self._least_size())
+        return self._like(self.tensordicts) if is_whole else self._index_stack(items, origin)
 
     def _single_element(self, index: Any) -> Any:
         """Return what an index picks that has an integer along the stack dimension.
@@ -226,16 +228,17 @@ class LazyIndexingMixin(TensorDictState):
         first: Tensor | None,
     ) -> Any:
         """Index the leading batch dimensions, for a tensordict that this one is nested in."""
-        return self._index_stack(items)
+        return self._index_stack(items, (*origin, *range(batch_dims, self.batch_dims)))
 
     def _index_parsed(self, items: Any, origin: Any) -> Any:
-        return self._index_stack(items)
+        return self._index_stack(items, origin)
 
-    def _index_stack(self, items: Any) -> Any:
+    def _index_stack(self, items: Any, origin: Any) -> Any:
+        given = items
         items = items if isinstance(items, tuple) else (items,)
         if torch.compiler.is_compiling() and _asks_data(items, self.stack_dim):
             # Positions that are data are not known in a trace; stacked entries can be indexed.
-            return self._stacked_form()._index(items)
+            return self._stacked_form()._index_parsed(given, origin)
         picks = pick(items, self.stack_dim, len(self.tensordicts))
         return self._picked(picks.elements, picks.indices, picks, picks.depth)
 
@@ -273,6 +276,12 @@ class LazyIndexingMixin(TensorDictState):
             value = TensorDict(value, batch_size=result_size(items, size))
         elif not isinstance(value, (TensorCollection, Tensor)):
             value = as_fill(value)
+        given = items if isinstance(items, tuple) else (items,)
+        if torch.compiler.is_compiling() and _asks_data(given, self.stack_dim):
+            stacked = dense_form(self, False)
+            stacked._set_index(index, value)
+            self.update_(stacked)
+            return
         writes: list[IndexWrite] = []
         self._plan_index(items, value, True, writes, ())
         for write in writes:

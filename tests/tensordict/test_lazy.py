@@ -111,6 +111,22 @@ def test_compiled_is_one_graph_and_agrees_with_eager(group, name):
     assert programs.difference(found, expected) is None
 
 
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [("positions", "mask all"), ("key updates", "index mask"), ("key updates", "index pair")],
+)
+def test_compiled_positions_that_are_data_go_through_stacked_entries(group, name):
+    program = GROUPS[group][name]
+    expected = programs.outcome(ours, "same", 0, program, is_update(group))
+    td = programs.build(ours, "same", 0)
+    names = programs.scope(ours, td)
+    body = f"{program}\n    return td" if is_update(group) else f"return {program}"
+    exec(f"def program(td):\n    {body}", names)
+    with ours.install():
+        found = torch.compile(names["program"], backend="eager", fullgraph=True)(td)
+    assert programs.difference(found, expected) is None
+
+
 # -- elements ------------------------------------------------------------------------------------
 
 
