@@ -125,13 +125,15 @@ class LazyStackVariable(TensorDictVariable):
     """
 
     is_row = False
-    _nonvar_fields = {"family", *TensorDictVariable._nonvar_fields}  # noqa: RUF012
+    _nonvar_fields = {"family", "is_known_uniform", *TensorDictVariable._nonvar_fields}  # noqa: RUF012
 
     def __init__(self, value: Any, layout: Layout, *args: Any, **kwargs: Any) -> None:
         # The source of the outermost lazy stack that this one is part of.
         self.family = kwargs.pop("family", None)
         # The same stack, element by element: set once something is asked that needs them.
         self.elements: seam.VariableTracker | None = kwargs.pop("elements", None)
+        # The elements of an input are guarded to be alike.
+        self.is_known_uniform = kwargs.pop("is_known_uniform", False)
         super().__init__(value, layout, *args, **kwargs)
 
     def _states_of(self, value: Any, source: seam.Source) -> tuple[InputState, EntryState]:
@@ -175,7 +177,9 @@ class LazyStackVariable(TensorDictVariable):
             return True
         if not is_uniform(state.value):
             return False
-        seam.install_lambda_guard(state.source, is_uniform, "the elements are alike")
+        if not self.is_known_uniform:
+            self.is_known_uniform = True
+            seam.install_lambda_guard(state.source, is_uniform, "the elements are alike")
         return True
 
     # ---- element by element ---------------------------------------------------------------------

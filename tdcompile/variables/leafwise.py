@@ -226,9 +226,12 @@ def _same_sizes(left: Sequence[Any], right: Sequence[Any]) -> bool:
     )
 
 
-def _plan(tx: Any, operands: list[Any]) -> list[_Operand] | None:
+def _plan(tx: Any, operands: list[Any], *, inplace: bool) -> list[_Operand] | None:
     """The operands, if the result surely has the batch size of the first tensordict."""
-    td = next(vt for vt in operands if isinstance(vt, TensorDictVariable))
+    tds = [vt for vt in operands if isinstance(vt, TensorDictVariable)]
+    if not all(td.accepts_leafwise(tx, inplace=inplace) for td in tds):
+        return None
+    td = tds[0]
     for vt in operands:
         if vt is td or _is_number_or_tensordict(vt):
             continue
@@ -393,7 +396,7 @@ def _nested_rows(
 
 
 def _combine(tx: Any, op: LeafwiseOp, operands: list[Any], call: Call) -> TensorDictVariable | None:
-    plan = _plan(tx, operands)
+    plan = _plan(tx, operands, inplace=False)
     rows = None if plan is None else _rows(tx, op, plan, inplace=False)
     if plan is None or rows is None:
         return None
@@ -436,7 +439,7 @@ def carried(tx: Any, td: TensorDictVariable, entry: Any) -> seam.VariableTracker
 def _combine_inplace(
     tx: Any, op: LeafwiseOp, operands: list[Any], kwargs: dict[str, Any]
 ) -> seam.VariableTracker | None:
-    plan = _plan(tx, operands)
+    plan = _plan(tx, operands, inplace=True)
     rows = None if plan is None else _rows(tx, op, plan, inplace=True)
     if rows is None:
         return None

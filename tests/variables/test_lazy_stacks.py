@@ -117,6 +117,10 @@ def read_sizes(s):
     return s.batch_size, s.ndim, s["a"].sum()
 
 
+def read_sizes_only(s):
+    return s.batch_size, s["n", "x"].sum()
+
+
 def write_into_what_was_read(s):
     first = s["a"]
     first.add_(1)
@@ -341,6 +345,11 @@ def test_leafwise_elements_stop_being_alike_gives_eager_result(kind, first):
     kinds = ["alike", kind, "alike", kind]
     order = iter([k for k in (kinds if first == "alike" else kinds[::-1]) for _ in range(2)])
     run(add_number, lambda _: heterogeneous(next(order)), lengths=(2, 2, 2, 2))
+
+
+@pytest.mark.parametrize("program", [add_tensor, add_itself, read_sizes_only])
+def test_elements_of_several_shapes_give_eager_result(program):
+    run(program, lambda _: heterogeneous("shape"), lengths=(2,))
 
 
 def test_hook_set_between_calls_is_called():
