@@ -225,7 +225,7 @@ class MappingMixin(TensorDictState, TensorCollection):
                 return self._fitted(value, path, spreads=not isinstance(scalar, list))
             if value.shape[: len(self._batch_size)] != self._batch_size:
                 raise misfit_error(self, value, path, scalar)
-        elif type(value) is UnbatchedTensor:
+        elif isinstance(value, UnbatchedTensor):
             value = value._with_batch_size(self._batch_size)
         elif value.shape[: len(self._batch_size)] != self._batch_size:
             raise misfit_error(self, value, path)

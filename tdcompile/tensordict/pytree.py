@@ -160,7 +160,9 @@ def _unflatten(leaves: Iterable[Any], context: TensorDictContext) -> Any:
         else:
             entries[key] = _restored(value, batch_size)
     cls: Any = context.cls
-    if all(isinstance(value, (Tensor, TensorCollection)) for value in values):
+    schema = getattr(cls, "__tensorclass_schema__", None)
+    runs_post_init = schema is not None and schema.runs_post_init
+    if not runs_post_init or all(isinstance(v, (Tensor, TensorCollection)) for v in values):
         return cls._from_entries(entries, batch_size, device, names)
     # Placeholders, such as the dimensions that vmap maps over, are nothing for a ``__post_init__``.
     make: Any = TensorDict._from_entries
