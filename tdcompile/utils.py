@@ -44,8 +44,8 @@ from tdcompile.tensordict import (
     unravel_key_list,
     unravel_key_to_tuple,
 )
-from tdcompile.tensordict.grouping import isin, remove_duplicates
-from tdcompile.tensordict.nontensor_stack import LinkedList
+from tdcompile.tensordict.convert.grouping import isin, remove_duplicates
+from tdcompile.tensordict.nontensor.stack import LinkedList
 
 __all__ = [
     "KEY_SEPARATOR",

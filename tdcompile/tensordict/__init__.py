@@ -9,14 +9,30 @@ Invariant: nothing in this folder knows of Dynamo, of trackers or of the rest of
 from __future__ import annotations
 
 from tdcompile.tensordict.base import TensorDictBase
-from tdcompile.tensordict.collate import collate
+from tdcompile.tensordict.classes.tensorclass import (
+    TensorClass,
+    from_dataclass,
+    is_tensorclass,
+    tensorclass,
+)
+from tdcompile.tensordict.classes.typed import TypedTensorDict
 from tdcompile.tensordict.collection import (
     TensorCollection,
     default_is_leaf,
     is_leaf_nontensor,
     is_tensor_collection,
 )
-from tdcompile.tensordict.compare import assert_close
+from tdcompile.tensordict.convert.compare import assert_close
+from tdcompile.tensordict.convert.grouping import (
+    group_by,
+    is_bool,
+    is_floating,
+    is_inexact,
+    is_integer,
+    merge_tensordicts,
+)
+from tdcompile.tensordict.convert.padding import pad
+from tdcompile.tensordict.convert.sequences import pad_sequence, unpad_sequence
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.factories import (
     from_any,
@@ -31,14 +47,6 @@ from tdcompile.tensordict.factories import (
     make_tensordict,
 )
 from tdcompile.tensordict.functional import cat, stack
-from tdcompile.tensordict.grouping import (
-    group_by,
-    is_bool,
-    is_floating,
-    is_inexact,
-    is_integer,
-    merge_tensordicts,
-)
 from tdcompile.tensordict.keys import (
     KEY_SEPARATOR,
     NestedKey,
@@ -46,20 +54,20 @@ from tdcompile.tensordict.keys import (
     unravel_key_list,
     unravel_key_to_tuple,
 )
-from tdcompile.tensordict.lazy import LazyStackedTensorDict, lazy_stack
+from tdcompile.tensordict.lazy.stack import LazyStackedTensorDict, lazy_stack
 from tdcompile.tensordict.legacy import lazy_legacy, set_lazy_legacy
-from tdcompile.tensordict.nontensor import (
+from tdcompile.tensordict.nontensor.data import (
     MetaData,
     NonTensorData,
     NonTensorDataBase,
     is_non_tensor,
 )
-from tdcompile.tensordict.nontensor_stack import NonTensorStack
-from tdcompile.tensordict.padding import pad
+from tdcompile.tensordict.nontensor.stack import NonTensorStack
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 from tdcompile.tensordict.params import TensorDictParams
 from tdcompile.tensordict.printoptions import get_printoptions, set_printoptions
+from tdcompile.tensordict.processes.collate import collate
 from tdcompile.tensordict.pytree import register_pytree
-from tdcompile.tensordict.sequences import pad_sequence, unpad_sequence
 from tdcompile.tensordict.stacking import dense_stack_tds, maybe_dense_stack
 from tdcompile.tensordict.storage.archive import (
     is_memmap_archive,
@@ -80,14 +88,6 @@ from tdcompile.tensordict.switches import (
     set_capture_non_tensor_stack,
     set_list_to_stack,
 )
-from tdcompile.tensordict.tensorclass import (
-    TensorClass,
-    from_dataclass,
-    is_tensorclass,
-    tensorclass,
-)
-from tdcompile.tensordict.typed import TypedTensorDict
-from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 assert_allclose_td = assert_close
 

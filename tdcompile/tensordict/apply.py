@@ -20,7 +20,8 @@ from torch import Tensor
 from tdcompile.errors import KeyMismatchError, KeyPathError, TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.combine import combine
-from tdcompile.tensordict.elements import (
+from tdcompile.tensordict.keys import NO_DEFAULT, format_entry, unravel_key_to_tuple
+from tdcompile.tensordict.lazy.elements import (
     dense_form,
     each_element,
     each_row,
@@ -28,10 +29,9 @@ from tdcompile.tensordict.elements import (
     restack,
     tensor_leaves,
 )
-from tdcompile.tensordict.keys import NO_DEFAULT, format_entry, unravel_key_to_tuple
 from tdcompile.tensordict.leafwise import align_operand, broadcast_batch_size
-from tdcompile.tensordict.nontensor_stack import choose
-from tdcompile.tensordict.unbatched import UnbatchedTensor
+from tdcompile.tensordict.nontensor.stack import choose
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

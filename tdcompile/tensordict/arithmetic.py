@@ -32,14 +32,14 @@ from tdcompile.tensordict.combine import (
     path_text,
     result_batch_size,
 )
-from tdcompile.tensordict.elements import each_element, element_rows
+from tdcompile.tensordict.lazy.elements import each_element, element_rows
 from tdcompile.tensordict.leafwise import (
     LEAFWISE_BY_NAME,
     LEAFWISE_OPS,
     LeafwiseOp,
     broadcast_batch_size,
 )
-from tdcompile.tensordict.nontensor import NonTensorDataBase, NonTensorEntry, compare_values
+from tdcompile.tensordict.nontensor.data import NonTensorDataBase, NonTensorEntry, compare_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable

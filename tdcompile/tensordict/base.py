@@ -15,9 +15,11 @@ from tdcompile.tensordict.arithmetic import ArithmeticMixin
 from tdcompile.tensordict.casting import CastingMixin
 from tdcompile.tensordict.construct import ConstructMixin
 from tdcompile.tensordict.contexts import ContextsMixin
-from tdcompile.tensordict.conversion import ConversionMixin
+from tdcompile.tensordict.convert.forms import ConversionMixin
+from tdcompile.tensordict.convert.padding import PaddingMixin
+from tdcompile.tensordict.convert.statedict import StateDictMixin
+from tdcompile.tensordict.convert.structarrays import StructArraysMixin
 from tdcompile.tensordict.copying import CopyingMixin
-from tdcompile.tensordict.distributed import DistributedMixin
 from tdcompile.tensordict.functional import TorchFunctionMixin
 from tdcompile.tensordict.indexing import IndexingMixin
 from tdcompile.tensordict.locking import LockingMixin
@@ -26,16 +28,14 @@ from tdcompile.tensordict.metadata import MetadataMixin
 from tdcompile.tensordict.modules import ModulesMixin
 from tdcompile.tensordict.names import NamesMixin
 from tdcompile.tensordict.newleaves import NewLeavesMixin
-from tdcompile.tensordict.padding import PaddingMixin
-from tdcompile.tensordict.parallel import ParallelMixin
 from tdcompile.tensordict.printing import PrintingMixin
+from tdcompile.tensordict.processes.distributed import DistributedMixin
+from tdcompile.tensordict.processes.parallel import ParallelMixin
 from tdcompile.tensordict.reductions import ReductionsMixin
 from tdcompile.tensordict.selection import SelectionMixin
 from tdcompile.tensordict.shapes import ShapesMixin
 from tdcompile.tensordict.stacking import StackingMixin
-from tdcompile.tensordict.statedict import StateDictMixin
 from tdcompile.tensordict.storage.methods import StorageMixin
-from tdcompile.tensordict.structarrays import StructArraysMixin
 from tdcompile.tensordict.views import ViewsMixin
 
 DENSE_SLOTS = (

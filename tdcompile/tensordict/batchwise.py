@@ -25,8 +25,8 @@ from torch import Tensor
 from tdcompile.errors import LockedError, TensorDictIndexError
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.names import Names, Origin, carry_names
-from tdcompile.tensordict.nontensor import LeafKind
-from tdcompile.tensordict.unbatched import UnbatchedTensor
+from tdcompile.tensordict.nontensor.data import LeafKind
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 
 Ints = tuple[int, ...]
 

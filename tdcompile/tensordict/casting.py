@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tdcompile.tensordict.collection import TensorCollection
-from tdcompile.tensordict.elements import each_element, element_rows, tensor_leaves
+from tdcompile.tensordict.lazy.elements import each_element, element_rows, tensor_leaves
 from tdcompile.tensordict.storage.flat import movable_layout_of
 
 CASTS: dict[str, torch.dtype] = {

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tdcompile.tensordict.classes.fields import resolve_hints
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
-from tdcompile.tensordict.fields import resolve_hints
-from tdcompile.tensordict.nontensor import LeafKind, NonTensorData, NonTensorEntry
+from tdcompile.tensordict.nontensor.data import LeafKind, NonTensorData, NonTensorEntry
 
 _NUMBERS = (bool, int, float)
 _UNIONS = (typing.Union, types.UnionType)

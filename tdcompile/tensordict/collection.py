@@ -11,7 +11,7 @@ from __future__ import annotations
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any
 
-from tdcompile.tensordict.nontensor import NonTensorEntry
+from tdcompile.tensordict.nontensor.data import NonTensorEntry
 
 
 class TensorCollection:

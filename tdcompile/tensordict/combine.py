@@ -18,9 +18,9 @@ from torch import Tensor
 
 from tdcompile.errors import KeyMismatchError, TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
-from tdcompile.tensordict.elements import each_row
+from tdcompile.tensordict.lazy.elements import each_row
 from tdcompile.tensordict.leafwise import align_leaves, align_operand, broadcast_batch_size
-from tdcompile.tensordict.unbatched import UnbatchedTensor
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

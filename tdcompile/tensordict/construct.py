@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from tdcompile.tensordict.collection import TensorCollection
-from tdcompile.tensordict.elements import tensor_leaves
 from tdcompile.tensordict.keys import unravel_key_to_tuple
-from tdcompile.tensordict.nontensor import LeafKind, NonTensorDataBase, NonTensorEntry, to_leaf
-from tdcompile.tensordict.unbatched import UnbatchedTensor
+from tdcompile.tensordict.lazy.elements import tensor_leaves
+from tdcompile.tensordict.nontensor.data import LeafKind, NonTensorDataBase, NonTensorEntry, to_leaf
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 
 
 class ConstructMixin:

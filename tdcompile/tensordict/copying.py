@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.keys import NO_DEFAULT
-from tdcompile.tensordict.nontensor import LeafKind, NonTensorData, NonTensorEntry
-from tdcompile.tensordict.nontensor_stack import LinkedList
+from tdcompile.tensordict.nontensor.data import LeafKind, NonTensorData, NonTensorEntry
+from tdcompile.tensordict.nontensor.stack import LinkedList
 from tdcompile.tensordict.state import TensorDictState
 from tdcompile.tensordict.storage.flat import movable_layout_of
 from tdcompile.tensordict.storage.memory import Memory, record_of

@@ -22,7 +22,7 @@ from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.keys import unravel_key_to_tuple
 from tdcompile.tensordict.metadata import as_device, as_size
 from tdcompile.tensordict.names import check_names
-from tdcompile.tensordict.unbatched import UnbatchedTensor
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 
 
 class TensorDict(TensorDictBase):

@@ -21,13 +21,18 @@ from tdcompile.errors import KeyMismatchError, TensorDictIndexError, TensorDictS
 from tdcompile.tensordict.arithmetic import call_leafwise
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.combine import combine
-from tdcompile.tensordict.elements import check_elements, each_element, stack_rows, tensor_leaves
 from tdcompile.tensordict.keys import format_entry
+from tdcompile.tensordict.lazy.elements import (
+    check_elements,
+    each_element,
+    stack_rows,
+    tensor_leaves,
+)
 from tdcompile.tensordict.leafwise import LEAFWISE_BY_TORCH_FUNCTION, LeafwiseOp
 from tdcompile.tensordict.legacy import lazy_legacy
-from tdcompile.tensordict.nontensor import LeafKind, NonTensorEntry
-from tdcompile.tensordict.nontensor_stack import choose, join
-from tdcompile.tensordict.unbatched import UnbatchedTensor
+from tdcompile.tensordict.nontensor.data import LeafKind, NonTensorEntry
+from tdcompile.tensordict.nontensor.stack import choose, join
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

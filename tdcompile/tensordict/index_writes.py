@@ -17,9 +17,9 @@ from torch import Tensor
 
 from tdcompile.errors import KeyPathError, LockedError, TensorDictShapeError
 from tdcompile.tensordict.keys import format_entry
-from tdcompile.tensordict.nontensor import NonTensorDataBase, NonTensorEntry, same_value
-from tdcompile.tensordict.nontensor_stack import NonTensorStack
-from tdcompile.tensordict.unbatched import UnbatchedTensor
+from tdcompile.tensordict.nontensor.data import NonTensorDataBase, NonTensorEntry, same_value
+from tdcompile.tensordict.nontensor.stack import NonTensorStack
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 
 _Path = tuple[str, ...]
 

@@ -26,8 +26,8 @@ from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.index_writes import IndexWrite, as_fill, as_tensor, broadcast_value
 from tdcompile.tensordict.keys import format_entry, unravel_key_to_tuple
 from tdcompile.tensordict.names import carry_names
-from tdcompile.tensordict.nontensor import LeafKind, NonTensorEntry
-from tdcompile.tensordict.unbatched import UnbatchedTensor
+from tdcompile.tensordict.nontensor.data import LeafKind, NonTensorEntry
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

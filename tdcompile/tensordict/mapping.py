@@ -27,7 +27,7 @@ from tdcompile.tensordict.keys import (
     is_nested_key,
     unravel_key_to_tuple,
 )
-from tdcompile.tensordict.lazy_entries import column_of, read_column
+from tdcompile.tensordict.lazy.entries import column_of, read_column
 from tdcompile.tensordict.messages import (
     absent_error,
     locked_error,
@@ -36,9 +36,9 @@ from tdcompile.tensordict.messages import (
     through_leaf_error,
 )
 from tdcompile.tensordict.names import spread_names
-from tdcompile.tensordict.nontensor import LeafKind, NonTensorData, NonTensorEntry, to_leaf
+from tdcompile.tensordict.nontensor.data import LeafKind, NonTensorData, NonTensorEntry, to_leaf
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 from tdcompile.tensordict.state import TensorDictState
-from tdcompile.tensordict.unbatched import UnbatchedTensor
 from tdcompile.tensordict.writes import (
     Copies,
     UpdatePlan,

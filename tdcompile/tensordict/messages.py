@@ -18,7 +18,7 @@ from tdcompile.errors import (
     UnknownFieldError,
 )
 from tdcompile.tensordict.keys import format_entry, format_key
-from tdcompile.tensordict.nontensor import NonTensorEntry
+from tdcompile.tensordict.nontensor.data import NonTensorEntry
 
 if TYPE_CHECKING:
     from torch import Tensor

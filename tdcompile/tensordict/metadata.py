@@ -17,9 +17,9 @@ from torch import Tensor
 
 from tdcompile.errors import TensorDictShapeError
 from tdcompile.tensordict.keys import format_entry
-from tdcompile.tensordict.nontensor import LeafKind
+from tdcompile.tensordict.nontensor.data import LeafKind
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 from tdcompile.tensordict.state import TensorDictState
-from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 
 class MetadataMixin(TensorDictState):

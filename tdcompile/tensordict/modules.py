@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tdcompile.errors import KeyPathError, TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection, is_leaf_nontensor
 from tdcompile.tensordict.keys import format_key
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor.data import NonTensorData
 from tdcompile.tensordict.state import TensorDictState
 
 if TYPE_CHECKING:

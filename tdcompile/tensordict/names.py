@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 from tdcompile.errors import NameConflictError
-from tdcompile.tensordict.elements import each_element
+from tdcompile.tensordict.lazy.elements import each_element
 
 if TYPE_CHECKING:
     from types import EllipsisType

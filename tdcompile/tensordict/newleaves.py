@@ -17,9 +17,9 @@ from torch import Tensor
 
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.combine import combine
-from tdcompile.tensordict.elements import each_element
 from tdcompile.tensordict.keys import NO_DEFAULT
-from tdcompile.tensordict.unbatched import UnbatchedTensor
+from tdcompile.tensordict.lazy.elements import each_element
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from tdcompile.tensordict.collection import TensorCollection
-from tdcompile.tensordict.nontensor import NonTensorData, NonTensorEntry
+from tdcompile.tensordict.nontensor.data import NonTensorData, NonTensorEntry
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 from tdcompile.tensordict.printoptions import OPTIONS, detailed, sorted_keys
 from tdcompile.tensordict.state import TensorDictState
-from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 _MAX_WIDTH = 80
 _INDENT = 4

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tdcompile.tensordict.collection import TensorCollection
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor.data import NonTensorData
 
 __all__ = ["detailed", "get_printoptions", "set_printoptions"]
 

@@ -28,17 +28,17 @@ from torch.utils import _pytree as pytree
 from tdcompile.errors import TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.construct import common_prefix
+from tdcompile.tensordict.convert.statedict import StateDict
 from tdcompile.tensordict.dense import TensorDict
-from tdcompile.tensordict.lazy import LazyStackedTensorDict
-from tdcompile.tensordict.nontensor import (
+from tdcompile.tensordict.lazy.stack import LazyStackedTensorDict
+from tdcompile.tensordict.nontensor.data import (
     MetaData,
     NonTensorData,
     NonTensorDataBase,
     NonTensorEntry,
 )
-from tdcompile.tensordict.nontensor_stack import LinkedList, NonTensorStack
-from tdcompile.tensordict.statedict import StateDict
-from tdcompile.tensordict.unbatched import UnbatchedTensor
+from tdcompile.tensordict.nontensor.stack import LinkedList, NonTensorStack
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

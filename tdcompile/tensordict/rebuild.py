@@ -15,7 +15,7 @@ import torch
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.locking import foreign_holder
-from tdcompile.tensordict.nontensor import NonTensorEntry
+from tdcompile.tensordict.nontensor.data import NonTensorEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from tdcompile.errors import TensorDictIndexError
 from tdcompile.tensordict.collection import TensorCollection
-from tdcompile.tensordict.elements import each_element, element_dims, is_uniform, tensor_leaves
-from tdcompile.tensordict.unbatched import UnbatchedTensor
+from tdcompile.tensordict.lazy.elements import each_element, element_dims, is_uniform, tensor_leaves
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

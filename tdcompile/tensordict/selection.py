@@ -18,7 +18,7 @@ from tdcompile.tensordict.collection import TensorCollection, is_leaf_nontensor
 from tdcompile.tensordict.keys import NO_DEFAULT, format_key, unravel_key_to_tuple
 from tdcompile.tensordict.mapping import MappingMixin
 from tdcompile.tensordict.messages import absent_error, locked_error, through_leaf_error
-from tdcompile.tensordict.nontensor import NonTensorEntry
+from tdcompile.tensordict.nontensor.data import NonTensorEntry
 from tdcompile.tensordict.state import TensorDictState
 
 

@@ -24,10 +24,10 @@ from tdcompile.tensordict.batchwise import (
     tail_sizes,
     view_leaf,
 )
-from tdcompile.tensordict.nontensor import LeafKind
+from tdcompile.tensordict.nontensor.data import LeafKind
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 from tdcompile.tensordict.repeats import RepeatsMixin
 from tdcompile.tensordict.splits import SplitsMixin
-from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from tdcompile.errors import TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
-from tdcompile.tensordict.elements import stack_rows
 from tdcompile.tensordict.functional import deliver, stacked_names
 from tdcompile.tensordict.keys import unravel_key_to_tuple
-from tdcompile.tensordict.nontensor import LeafKind
-from tdcompile.tensordict.nontensor_stack import join
+from tdcompile.tensordict.lazy.elements import stack_rows
+from tdcompile.tensordict.nontensor.data import LeafKind
+from tdcompile.tensordict.nontensor.stack import join
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def _lazy() -> Any:
     # The class needs the methods of this file, and they need the class.
-    from tdcompile.tensordict import lazy
+    from tdcompile.tensordict.lazy import stack as lazy
 
     return lazy
 
@@ -44,7 +44,7 @@ class StackingMixin:
     def lazy_stack(
         cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any
     ) -> Any:
-        """Stack tensordicts lazily; see :func:`tdcompile.tensordict.lazy.lazy_stack`."""
+        """Stack tensordicts lazily; see :func:`tdcompile.tensordict.lazy.stack.lazy_stack`."""
         return _lazy().lazy_stack(input, dim, out=out, **kwargs)
 
     @classmethod

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tdcompile.tensordict.collection import TensorCollection, default_is_leaf
 from tdcompile.tensordict.keys import unravel_key_to_tuple
-from tdcompile.tensordict.nontensor import NonTensorEntry
+from tdcompile.tensordict.nontensor.data import NonTensorEntry
 from tdcompile.tensordict.state import TensorDictState
 
 _IsLeaf = Callable[[type], bool]

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from tdcompile.errors import TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
-from tdcompile.tensordict.elements import is_uniform
 from tdcompile.tensordict.keys import NO_DEFAULT, format_entry, format_key, unravel_key_to_tuple
-from tdcompile.tensordict.lazy_entries import unstack_value
+from tdcompile.tensordict.lazy.elements import is_uniform
+from tdcompile.tensordict.lazy.entries import unstack_value
 from tdcompile.tensordict.messages import (
     absent_error,
     locked_error,
@@ -27,9 +27,9 @@ from tdcompile.tensordict.messages import (
     require_fields,
     through_leaf_error,
 )
-from tdcompile.tensordict.nontensor import NonTensorEntry, to_leaf
-from tdcompile.tensordict.nontensor_stack import NonTensorStack
-from tdcompile.tensordict.unbatched import UnbatchedTensor
+from tdcompile.tensordict.nontensor.data import NonTensorEntry, to_leaf
+from tdcompile.tensordict.nontensor.stack import NonTensorStack
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 
 # What an update is to do: one pending dictionary a tensordict, and the in-place copies.
 Writes = list[tuple[Any, dict[str, Any]]]

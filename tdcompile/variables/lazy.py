@@ -22,10 +22,10 @@ import torch
 
 from tdcompile._compat import dynamo as seam
 from tdcompile._compat.guards import mark_frame, note_input
-from tdcompile.tensordict import elements
 from tdcompile.tensordict.collection import TensorCollection
-from tdcompile.tensordict.lazy import LazyStackedTensorDict
-from tdcompile.tensordict.lazy_rebuild import is_plain, is_uniform, stack_rebuilder
+from tdcompile.tensordict.lazy import elements
+from tdcompile.tensordict.lazy.rebuild import is_plain, is_uniform, stack_rebuilder
+from tdcompile.tensordict.lazy.stack import LazyStackedTensorDict
 from tdcompile.tensordict.leafwise import LEAFWISE_BY_NAME
 from tdcompile.variables import leafwise
 from tdcompile.variables.breaks import break_graph

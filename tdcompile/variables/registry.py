@@ -16,14 +16,16 @@ from tdcompile._compat.exceptions import FrameConverter, Translator
 from tdcompile._compat.guards import mark_frame, note_input
 from tdcompile.patching import Patch, PatchSet, TablePatch
 from tdcompile.tensordict import kinds, modules
+from tdcompile.tensordict.classes.fields import FieldsMeta
+from tdcompile.tensordict.classes.tensorclass import TensorClassMeta
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
-from tdcompile.tensordict.fields import FieldsMeta
-from tdcompile.tensordict.lazy import LazyStackedTensorDict
+from tdcompile.tensordict.lazy.stack import LazyStackedTensorDict
 from tdcompile.tensordict.leafwise import LeafwiseOp
-from tdcompile.tensordict.nontensor import MetaData, NonTensorData, NonTensorEntry
-from tdcompile.tensordict.nontensor_stack import NonTensorStack
-from tdcompile.tensordict.positions import join_places, move_places
+from tdcompile.tensordict.nontensor.data import MetaData, NonTensorData, NonTensorEntry
+from tdcompile.tensordict.nontensor.positions import join_places, move_places
+from tdcompile.tensordict.nontensor.stack import NonTensorStack
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 from tdcompile.tensordict.rebuild import (
     may_unlock,
     rebuild_tensordict,
@@ -31,8 +33,6 @@ from tdcompile.tensordict.rebuild import (
     shallow_entries,
 )
 from tdcompile.tensordict.reductions import ReductionOp
-from tdcompile.tensordict.tensorclass import TensorClassMeta
-from tdcompile.tensordict.unbatched import UnbatchedTensor
 from tdcompile.variables import aliases, contexts, errors, frames, lazy, leafwise, methods, replay
 from tdcompile.variables.breaks import skip_frame
 from tdcompile.variables.followed import build_is_followed

@@ -152,7 +152,7 @@ def _check_recursive_properties(td: Any, **_: Any) -> bool:
 
 
 def _is_leaf_kind(value: Any) -> bool:
-    from tdcompile.tensordict.nontensor import LeafKind
+    from tdcompile.tensordict.nontensor.data import LeafKind
 
     return isinstance(value, LeafKind)
 

@@ -22,7 +22,7 @@ from tdcompile import (
 )
 from tdcompile.errors import KeyMismatchError, LockedError, TensorDictShapeError
 from tdcompile.tensordict import dense_stack_tds
-from tdcompile.tensordict.lazy import stacked_entry, unstack_entries
+from tdcompile.tensordict.lazy.stack import stacked_entry, unstack_entries
 
 STACK_DIMS = (0, 1, -1)
 GROUPS = {

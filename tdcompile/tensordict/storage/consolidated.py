@@ -23,9 +23,9 @@ import torch
 from tdcompile.errors import DamagedFileError, StorageError, UnsafeFileError
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.keys import format_entry
-from tdcompile.tensordict.lazy import LazyStackedTensorDict
-from tdcompile.tensordict.nontensor import NonTensorData, NonTensorEntry
-from tdcompile.tensordict.nontensor_stack import NonTensorStack
+from tdcompile.tensordict.lazy.stack import LazyStackedTensorDict
+from tdcompile.tensordict.nontensor.data import NonTensorData, NonTensorEntry
+from tdcompile.tensordict.nontensor.stack import NonTensorStack
 from tdcompile.tensordict.storage import values
 from tdcompile.tensordict.storage.flat import (
     FlatLayout,

@@ -22,9 +22,10 @@ from tdcompile.tensordict.base import TensorDictBase
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.keys import format_entry
-from tdcompile.tensordict.lazy import LazyStackedTensorDict
-from tdcompile.tensordict.nontensor import MetaData, NonTensorData, NonTensorDataBase
-from tdcompile.tensordict.nontensor_stack import NonTensorStack
+from tdcompile.tensordict.lazy.stack import LazyStackedTensorDict
+from tdcompile.tensordict.nontensor.data import MetaData, NonTensorData, NonTensorDataBase
+from tdcompile.tensordict.nontensor.stack import NonTensorStack
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 from tdcompile.tensordict.storage import values
 from tdcompile.tensordict.storage.paths import (
     DATA,
@@ -41,7 +42,6 @@ from tdcompile.tensordict.storage.paths import (
     parse_shape,
     read_json,
 )
-from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,7 +25,8 @@ from tdcompile.tensordict.base import TensorDictBase
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.keys import format_entry
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor.data import NonTensorData
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 from tdcompile.tensordict.storage import values
 from tdcompile.tensordict.storage.archive import iterate_chunks
 from tdcompile.tensordict.storage.kinds import class_of_dense
@@ -39,7 +40,6 @@ from tdcompile.tensordict.storage.paths import (
     read_json,
     short_file,
 )
-from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 _FIELD = "tensordict"
 _METADATA = "__metadata__"

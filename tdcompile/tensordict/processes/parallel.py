@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from tdcompile.tensordict.processes.workers import Job, run_in_pool, run_in_workers, write_result
 from tdcompile.tensordict.stacking import maybe_dense_stack
-from tdcompile.tensordict.workers import Job, run_in_pool, run_in_workers, write_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator

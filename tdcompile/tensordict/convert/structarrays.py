@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from tdcompile.tensordict.collection import TensorCollection
-from tdcompile.tensordict.conversion import bare
-from tdcompile.tensordict.nontensor import NonTensorData, NonTensorEntry
-from tdcompile.tensordict.nontensor_stack import NonTensorStack
+from tdcompile.tensordict.convert.forms import bare
+from tdcompile.tensordict.nontensor.data import NonTensorData, NonTensorEntry
+from tdcompile.tensordict.nontensor.stack import NonTensorStack
 from tdcompile.tensordict.state import TensorDictState
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tdcompile.errors import KeyMismatchError, KeyPathError
 from tdcompile.tensordict.collection import TensorCollection
-from tdcompile.tensordict.conversion import bare
+from tdcompile.tensordict.convert.forms import bare
 from tdcompile.tensordict.keys import NO_DEFAULT, format_entry, format_key, unravel_key_to_tuple
 
 if TYPE_CHECKING:

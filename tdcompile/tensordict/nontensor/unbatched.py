@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from tdcompile.tensordict.nontensor import LeafKind, as_batch_size
+from tdcompile.tensordict.nontensor.data import LeafKind, as_batch_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,13 +23,13 @@ from tdcompile.errors import TensorDictIndexError, TensorDictShapeError
 from tdcompile.tensordict.base import TensorDictBase
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
-from tdcompile.tensordict.elements import check_elements, joint_size
 from tdcompile.tensordict.functional import deliver
-from tdcompile.tensordict.lazy_entries import Column, StackedEntries, read_column
-from tdcompile.tensordict.lazy_indexing import LazyIndexingMixin
-from tdcompile.tensordict.lazy_reading import LazyReadingMixin
-from tdcompile.tensordict.lazy_shapes import LazyShapesMixin
-from tdcompile.tensordict.lazy_writing import LazyWritingMixin
+from tdcompile.tensordict.lazy.elements import check_elements, joint_size
+from tdcompile.tensordict.lazy.entries import Column, StackedEntries, read_column
+from tdcompile.tensordict.lazy.indexing import LazyIndexingMixin
+from tdcompile.tensordict.lazy.reading import LazyReadingMixin
+from tdcompile.tensordict.lazy.shapes import LazyShapesMixin
+from tdcompile.tensordict.lazy.writing import LazyWritingMixin
 from tdcompile.tensordict.metadata import as_device, as_size
 from tdcompile.tensordict.names import Names, check_names, spread_names
 from tdcompile.tensordict.storage.flat import movable_layout_of

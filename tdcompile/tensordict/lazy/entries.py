@@ -22,8 +22,8 @@ from tdcompile.errors import KeyMismatchError, TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.keys import NO_DEFAULT, format_entry
 from tdcompile.tensordict.messages import misfit_error
-from tdcompile.tensordict.nontensor import LeafKind, to_leaf
-from tdcompile.tensordict.nontensor_stack import NonTensorStack, join
+from tdcompile.tensordict.nontensor.data import LeafKind, to_leaf
+from tdcompile.tensordict.nontensor.stack import NonTensorStack, join
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

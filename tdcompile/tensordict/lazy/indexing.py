@@ -20,13 +20,13 @@ from torch import Tensor
 from tdcompile.errors import TensorDictIndexError
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
-from tdcompile.tensordict.elements import dense_form
 from tdcompile.tensordict.index_writes import Fill, IndexWrite, as_fill, broadcast_value
 from tdcompile.tensordict.indexing import (
     parse_index,
     result_size,
 )
 from tdcompile.tensordict.keys import unravel_key_to_tuple
+from tdcompile.tensordict.lazy.elements import dense_form
 from tdcompile.tensordict.leafwise import broadcast_batch_size
 from tdcompile.tensordict.state import TensorDictState
 

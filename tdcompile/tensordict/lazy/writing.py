@@ -17,9 +17,9 @@ import torch
 
 from tdcompile.errors import KeyPathError, TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
-from tdcompile.tensordict.elements import check_elements
 from tdcompile.tensordict.keys import format_key, unravel_key_to_tuple
-from tdcompile.tensordict.lazy_entries import unstack_value
+from tdcompile.tensordict.lazy.elements import check_elements
+from tdcompile.tensordict.lazy.entries import unstack_value
 from tdcompile.tensordict.messages import absent_error, locked_error
 from tdcompile.tensordict.state import TensorDictState
 

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from tdcompile.errors import DistributedError
 from tdcompile.tensordict.collection import TensorCollection
-from tdcompile.tensordict.packing import ALIGNMENT, bytes_of, copy_bytes, to_bytes
+from tdcompile.tensordict.processes.packing import ALIGNMENT, bytes_of, copy_bytes, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from tdcompile.errors import KeyMismatchError, TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
-from tdcompile.tensordict.conversion import bare
-from tdcompile.tensordict.elements import leaf_pieces
+from tdcompile.tensordict.convert.forms import bare
 from tdcompile.tensordict.keys import KEY_SEPARATOR, format_entry
+from tdcompile.tensordict.lazy.elements import leaf_pieces
 from tdcompile.tensordict.messages import locked_error, require_fields
-from tdcompile.tensordict.nontensor import LeafKind, MetaData, NonTensorData
-from tdcompile.tensordict.nontensor_stack import NonTensorStack
+from tdcompile.tensordict.nontensor.data import LeafKind, MetaData, NonTensorData
+from tdcompile.tensordict.nontensor.stack import NonTensorStack
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 from tdcompile.tensordict.state import TensorDictState
-from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections import OrderedDict

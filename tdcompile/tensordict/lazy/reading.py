@@ -20,10 +20,10 @@ from torch import Tensor
 from tdcompile.errors import KeyMismatchError
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
-from tdcompile.tensordict.elements import dense_form
 from tdcompile.tensordict.keys import NO_DEFAULT, unravel_key_to_tuple
-from tdcompile.tensordict.lazy_entries import nested
-from tdcompile.tensordict.nontensor import NonTensorEntry
+from tdcompile.tensordict.lazy.elements import dense_form
+from tdcompile.tensordict.lazy.entries import nested
+from tdcompile.tensordict.nontensor.data import NonTensorEntry
 from tdcompile.tensordict.state import TensorDictState
 from tdcompile.tensordict.storage.flat import movable_layout_of
 

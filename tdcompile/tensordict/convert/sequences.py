@@ -18,11 +18,11 @@ from torch import Tensor
 from tdcompile.errors import KeyMismatchError, KeyPathError, TensorDictShapeError
 from tdcompile.tensordict.base import TensorDictBase
 from tdcompile.tensordict.collection import TensorCollection
+from tdcompile.tensordict.convert.padding import pad_leaf, pad_non_tensor
 from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.functional import stack
 from tdcompile.tensordict.keys import format_entry, format_key, unravel_key_to_tuple
-from tdcompile.tensordict.lazy import lazy_stack
-from tdcompile.tensordict.padding import pad_leaf, pad_non_tensor
+from tdcompile.tensordict.lazy.stack import lazy_stack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

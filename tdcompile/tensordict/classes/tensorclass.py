@@ -18,8 +18,7 @@ from torch import Tensor
 
 from tdcompile.tensordict.base import DENSE_SLOTS, TensorDictMethods
 from tdcompile.tensordict.casts import convert, hint_class
-from tdcompile.tensordict.collection import TensorCollection
-from tdcompile.tensordict.declare import (
+from tdcompile.tensordict.classes.declare import (
     METADATA,
     begin,
     define,
@@ -27,8 +26,7 @@ from tdcompile.tensordict.declare import (
     init_var_defaults,
     write_field,
 )
-from tdcompile.tensordict.dense import TensorDict
-from tdcompile.tensordict.fields import (
+from tdcompile.tensordict.classes.fields import (
     OPTIONS,
     FieldsMeta,
     Schema,
@@ -38,11 +36,13 @@ from tdcompile.tensordict.fields import (
     option_flags,
     own_annotations,
 )
+from tdcompile.tensordict.collection import TensorCollection
+from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.keys import NO_DEFAULT, unravel_key_to_tuple
 from tdcompile.tensordict.mapping import names_an_entry
 from tdcompile.tensordict.messages import require_fields
 from tdcompile.tensordict.metadata import as_device, as_size
-from tdcompile.tensordict.nontensor import NonTensorData, NonTensorEntry
+from tdcompile.tensordict.nontensor.data import NonTensorData, NonTensorEntry
 
 
 class TensorClassMeta(FieldsMeta):

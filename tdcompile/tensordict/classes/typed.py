@@ -17,8 +17,7 @@ import typing_extensions
 
 from tdcompile.tensordict import kinds
 from tdcompile.tensordict.base import TensorDictMethods
-from tdcompile.tensordict.dense import TensorDict
-from tdcompile.tensordict.fields import (
+from tdcompile.tensordict.classes.fields import (
     FieldsMeta,
     caller_scope,
     lock_like,
@@ -27,6 +26,7 @@ from tdcompile.tensordict.fields import (
     own_annotations,
     resolve_hints,
 )
+from tdcompile.tensordict.dense import TensorDict
 from tdcompile.tensordict.pytree import register_pytree
 
 _OPTIONS = ("shadow", "frozen")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tdcompile.tensordict.dense import TensorDict
-from tdcompile.tensordict.lazy import LazyStackedTensorDict
+from tdcompile.tensordict.lazy.stack import LazyStackedTensorDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from tdcompile.errors import DistributedError
 from tdcompile.tensordict.collection import TensorCollection
-from tdcompile.tensordict.nontensor import LeafKind, NonTensorData
-from tdcompile.tensordict.packing import bytes_of, pack, to_bytes, unpack
-from tdcompile.tensordict.transfers import (
+from tdcompile.tensordict.nontensor.data import LeafKind, NonTensorData
+from tdcompile.tensordict.processes.packing import bytes_of, pack, to_bytes, unpack
+from tdcompile.tensordict.processes.transfers import (
     Inventory,
     Peer,
     Pending,

@@ -21,7 +21,7 @@ from torch import Tensor
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.keys import unravel_key_to_tuple
 from tdcompile.tensordict.metadata import as_size
-from tdcompile.tensordict.nontensor import NonTensorData, NonTensorDataBase
+from tdcompile.tensordict.nontensor.data import NonTensorData, NonTensorDataBase
 from tdcompile.tensordict.state import TensorDictState
 
 if TYPE_CHECKING:

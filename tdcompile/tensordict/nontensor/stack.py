@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from tdcompile.errors import TensorDictShapeError
-from tdcompile.tensordict.nontensor import (
+from tdcompile.tensordict.nontensor.data import (
     MetaData,
     NonTensorData,
     NonTensorDataBase,
@@ -35,13 +35,13 @@ from tdcompile.tensordict.nontensor import (
     same_value,
     spread_values,
 )
-from tdcompile.tensordict.positions import join_places, move_places
+from tdcompile.tensordict.nontensor.positions import join_places, move_places
 from tdcompile.tensordict.switches import capture_non_tensor_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from tdcompile.tensordict.positions import Moved
+    from tdcompile.tensordict.nontensor.positions import Moved
 
 
 class NonTensorStack(NonTensorEntry):

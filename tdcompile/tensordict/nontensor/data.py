@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 
 from tdcompile.errors import TensorDictShapeError
-from tdcompile.tensordict.positions import move_places
+from tdcompile.tensordict.nontensor.positions import move_places
 from tdcompile.tensordict.switches import list_to_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tdcompile.tensordict.positions import Moved
+    from tdcompile.tensordict.nontensor.positions import Moved
 
 _PYTHON_SCALARS = (bool, int, float)
 
@@ -283,7 +283,7 @@ class NonTensorEntry(LeafKind):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        from tdcompile.tensordict.nontensor_stack import TORCH_FUNCTIONS
+        from tdcompile.tensordict.nontensor.stack import TORCH_FUNCTIONS
 
         implementation = TORCH_FUNCTIONS.get(func)
         if implementation is None:
@@ -351,13 +351,13 @@ class NonTensorDataBase(NonTensorEntry):
 
     def _as_stack(self, size: torch.Size) -> Any:
         """Return a stack of `size` with our value at each element."""
-        from tdcompile.tensordict.nontensor_stack import NonTensorStack
+        from tdcompile.tensordict.nontensor.stack import NonTensorStack
 
         return NonTensorStack._of([self.data] * size.numel(), size, self._device)
 
     def _spread(self, size: torch.Size) -> Any:
         """Return what ``unsqueeze`` or ``expand`` to `size` gives: rows of us, each one place."""
-        from tdcompile.tensordict.nontensor_stack import NonTensorStack
+        from tdcompile.tensordict.nontensor.stack import NonTensorStack
 
         own = self._batch_size
         is_whole = size[len(size) - len(own) :] == own or size.numel() == own.numel()
@@ -583,7 +583,7 @@ def to_leaf(value: Any, batch_size: torch.Size) -> Any:
         if tensor is not None:
             return tensor
         if isinstance(value, list) and list_to_stack():
-            from tdcompile.tensordict.nontensor_stack import NonTensorStack
+            from tdcompile.tensordict.nontensor.stack import NonTensorStack
 
             return NonTensorStack.from_list(value)
     elif isinstance(value, (int, float)):

@@ -22,13 +22,13 @@ from tdcompile.tensordict import kinds
 from tdcompile.tensordict.base import DENSE_SLOTS, TensorDictMethods
 from tdcompile.tensordict.casting import CASTS
 from tdcompile.tensordict.casts import convert, hint_class, require_tensor_hints
+from tdcompile.tensordict.classes.fields import OPTIONS, make_schema, option_flags, resolve_hints
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.dense import TensorDict
-from tdcompile.tensordict.fields import OPTIONS, make_schema, option_flags, resolve_hints
 from tdcompile.tensordict.messages import locked_error
 from tdcompile.tensordict.metadata import as_device, as_size
 from tdcompile.tensordict.names import check_names
-from tdcompile.tensordict.nontensor import NonTensorEntry
+from tdcompile.tensordict.nontensor.data import NonTensorEntry
 from tdcompile.tensordict.pytree import register_pytree
 
 if TYPE_CHECKING:

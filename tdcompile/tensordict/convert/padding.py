@@ -18,9 +18,9 @@ from tdcompile.errors import TensorDictShapeError
 from tdcompile.tensordict.collection import TensorCollection
 from tdcompile.tensordict.functional import cat
 from tdcompile.tensordict.messages import locked_error
-from tdcompile.tensordict.nontensor import NonTensorData
+from tdcompile.tensordict.nontensor.data import NonTensorData
+from tdcompile.tensordict.nontensor.unbatched import UnbatchedTensor
 from tdcompile.tensordict.state import TensorDictState
-from tdcompile.tensordict.unbatched import UnbatchedTensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

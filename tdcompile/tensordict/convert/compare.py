@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from tdcompile.tensordict.collection import TensorCollection
-from tdcompile.tensordict.elements import element_rows, is_uniform
 from tdcompile.tensordict.keys import format_entry, unravel_key_to_tuple
+from tdcompile.tensordict.lazy.elements import element_rows, is_uniform
 
 
 def assert_close(

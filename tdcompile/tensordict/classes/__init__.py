@@ -1,0 +1,1 @@
+"""Tensordicts with declared fields: tensorclasses, typed ones, the schema that they share."""

@@ -1,0 +1,1 @@
+"""Tensordicts from and to other forms, padded, grouped and compared."""

@@ -1,0 +1,1 @@
+"""Tensordicts between processes: ``torch.distributed``, worker processes, data loaders."""
