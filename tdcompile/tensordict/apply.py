@@ -438,7 +438,7 @@ def _carry_out(
     if result is None:
         return None
     if out is not None:
-        out.update(result, inplace=True)
+        out.update(result)
         return out
     if lock or (propagate_lock and td._is_locked):
         result.lock_()

@@ -597,3 +597,34 @@ TORCH_FUNCTIONS.update(
         torch.autograd.grad: _autograd_grad,
     }
 )
+
+
+LOSS_FUNCTIONS: tuple[str, ...] = (
+    *("l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"),
+    *("binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div", "poisson_nll_loss"),
+)
+"""Names in :mod:`torch.nn.functional` that compare two tensors element by element."""
+
+
+def _loss(function: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Make a loss of two tensordicts: for each leaf that of the two tensors under its key.
+
+    ``reduction="none"`` keeps the batch size, the others leave none.
+    """
+
+    def implementation(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("reduction", "mean") == "none":
+            return combine(lambda a, b: function(a, b, *args, **kwargs), (input, target), {})
+        return input.apply(
+            lambda a, b: function(a, b, *args, **kwargs), target, batch_size=(), names=None
+        )
+
+    return implementation
+
+
+TORCH_FUNCTIONS.update(
+    {
+        function: _loss(function)
+        for function in (getattr(torch.nn.functional, name) for name in LOSS_FUNCTIONS)
+    }
+)

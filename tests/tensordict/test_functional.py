@@ -9,6 +9,7 @@ import tensordict as oracle
 import torch
 from pairs import assert_same, both, build, describe
 
+import tdcompile
 import tdcompile.tensordict as ours
 from tdcompile import TensorDict
 from tdcompile.errors import KeyMismatchError, TensorDictIndexError, TensorDictShapeError
@@ -285,3 +286,22 @@ def test_autograd_grad_has_the_structure_of_the_inputs(nested):
     assert list(grads.keys(True)) == list(td.keys(True))
     td["unused"] = unused
     assert "unused" not in torch.autograd.grad((x * 2).sum(), td, allow_unused=True)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("name", ["l1_loss", "mse_loss", "smooth_l1_loss"])
+def test_loss_of_two_tensordicts_matches_oracle(name, reduction):
+    def run(package):
+        td = package.TensorDict(
+            {"a": torch.arange(6.0).reshape(3, 2), "n": {"x": torch.ones(3)}}, batch_size=[3]
+        )
+        return getattr(torch.nn.functional, name)(td, td * 2, reduction=reduction)
+
+    found, expected = run(tdcompile), run(oracle)
+    assert found.batch_size == expected.batch_size
+    for key in (("a",), ("n", "x")):
+        torch.testing.assert_close(found[key], expected[key])
+    with tdcompile.install():
+        compiled = torch.compile(run, backend="eager", fullgraph=True)(tdcompile)
+    assert compiled.batch_size == found.batch_size
+    torch.testing.assert_close(compiled["n", "x"], found["n", "x"])
