@@ -32,7 +32,7 @@ import grouping
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-FOLDERS = ("tensordict", "memmap", "tensorclass", "compile", "utils", "distributed", "nn", "store")
+FOLDERS = ("tensordict", "memmap", "tensorclass", "compile", "utils", "nn", "store")
 TIMEOUT_S = 90
 
 
