@@ -389,7 +389,7 @@ class ReductionsMixin:
         )
         if out is None:
             return result
-        out.update_(result)
+        out.update(result, inplace=True)
         return out
 
     def softmax(self, dim: int, dtype: torch.dtype | None = None) -> Any:

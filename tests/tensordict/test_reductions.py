@@ -261,3 +261,13 @@ def test_truth_over_no_dims_is_refused():
     td = TensorDict({"a": torch.ones(2, dtype=torch.bool)}, batch_size=[2])
     with pytest.raises(IndexError, match="at least one dimension"):
         td.all(dim=())
+
+
+def test_logsumexp_into_an_empty_tensordict_fills_it():
+    td = ours.TensorDict({"a": torch.ones(3, 2), "n": {"x": torch.zeros(3)}}, batch_size=[3])
+    out = td.logsumexp(dim=0).empty()
+    assert td.logsumexp(dim=0, out=out) is out
+    torch.testing.assert_close(out["n", "x"], torch.zeros(3).logsumexp(0))
+    leaf = out["a"]
+    td.logsumexp(dim=0, out=out)
+    assert out["a"] is leaf
